@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge.build import build_part
@@ -20,11 +19,12 @@ from forge.models.balance import Balanced
 from forge.models.cache import KVCache, LayerCache, seen_in, token_positions
 from forge.models.documents import Packed, Seen, as_scores, packed_in_blocks, positions_and_masks
 from forge.models.dropout import Drawing, Jitter, Noise, StreamDropout
-from forge.models.head import Head, weight_of
+from forge.models.head import Head, OutputHead, weight_of
 from forge.models.mixin import mix_in
 from forge.models.moe import MoE
 from forge.models.norm import NORMS, make_norm
 from forge.models.positions import Positions, Sinusoids
+from forge.models.predicting.further import Predicting, further_tokens
 from forge.models.rope import PositionTable, Rotation, tables_of
 from forge.models.router import Router
 from forge.models.routing_record import RoutingRecord
@@ -36,10 +36,12 @@ class Block(nn.Module):
     """A token mixer, then a feed-forward layer or experts, each added to the residual stream, with
     norms before, after, or both.
 
-    section: the layer's own. noise: source of dropout.
+    section: the layer's own. noise: source of dropout. name: "" = that of a block.
     """
 
-    def __init__(self, section: DecoderConfig, layer: int, noise: Noise | None = None) -> None:
+    def __init__(
+        self, section: DecoderConfig, layer: int, noise: Noise | None = None, name: str = ""
+    ) -> None:
         super().__init__()
         norms = section.norms_before, section.norms_after
         mixes, feeds = not section.mixer.absent, not section.feed_forward.absent
@@ -52,7 +54,8 @@ class Block(nn.Module):
         self.feed_forward_norm = make_norm(section) if feeds and norms[0] else None
         self.feed_forward = self._fed(section, layer) if feeds else None
         self.feed_forward_post_norm = make_norm(section) if feeds and norms[1] else None
-        names = [f"blocks.{layer}.{child}" for child in ("attention", "feed_forward")]
+        name = name or f"blocks.{layer}"
+        names = [f"{name}.{child}" for child in ("attention", "feed_forward")]
         rate = section.dropout
         dropouts = [StreamDropout(rate, name, noise) if rate else None for name in names]
         self.attention_dropout, self.feed_forward_dropout = dropouts
@@ -109,21 +112,6 @@ ADDED = {"learned": Positions, "sinusoidal": Sinusoids}
 BUFFERED = PositionTable | Sinusoids | Router | RoutingRecord | Drawing
 
 
-def _as_scores(seen: Seen, dtype: torch.dtype) -> Seen:
-    """A mask as a summand of scores; blocks unchanged."""
-    return as_scores(seen, dtype) if isinstance(seen, Tensor) else seen
-
-
-class OutputHead(nn.Linear):
-    def receive(self, hidden: Tensor, norm: nn.Module) -> Tensor:
-        """Normalise hidden states; FSDP gathers the weight for this call."""
-        return norm(hidden)
-
-    def product(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """Multiply hidden: [..., dim] by rows of the vocabulary, [rows, dim] -> [..., rows]."""
-        return F.linear(hidden, weight)
-
-
 class Decoder(nn.Module):
     """Token ids to next-token logits, or a stage of the model, cut out by `keep`.
 
@@ -170,15 +158,18 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleDict(
             {str(n): Block(of_kind[kind], n, self.noise) for n, kind in layers}
         )
-        mixtures = [block.feed_forward for block in self.blocks.values()]
-        for n, mixture in enumerate(part for part in mixtures if isinstance(part, MoE)):
-            mixture.number = n  # blocks without a feed-forward layer are not counted
         self.backout = Backout() if section.backout else None
         self.middle = middle(section.n_layers) if section.backout else None
         self.norm: nn.Module | None = make_norm(section)
         self.output: OutputHead | None = None
         if not section.tie_embeddings:
             self.output = OutputHead(section.dim, section.vocab_size, bias=False)
+        last = of_kind[self.kinds[-1]], section.n_layers - 1
+        self.mtp = further_tokens(section, lambda name: Block(*last, self.noise, name))
+        if self.mtp:
+            mix_in(self, Predicting)
+        for n, mixture in enumerate(part for part in self.modules() if isinstance(part, MoE)):
+            mixture.number = n  # blocks without a feed-forward layer are not counted
 
     def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
         return self.logits(self.hidden(tokens, cache=cache))
@@ -200,6 +191,24 @@ class Decoder(nn.Module):
         `Jitter`. Takes hidden states where `reads_tokens` is false. Raises ValueError past
         max_seq_len.
         """
+        beside = {"documents": documents, "noise": noise, "jitter": jitter}
+        return self.to_head(self._read(tokens, cache=cache, **beside))
+
+    def to_head(self, x: Tensor) -> Tensor:
+        """States of this rank -> those that the output head reads."""
+        if self.norm is not None and self.section.logits_dot_in_fp32:
+            return x.to(torch.promote_types(x.dtype, torch.float32))
+        return x
+
+    def _read(
+        self,
+        tokens: Tensor,
+        *,
+        cache: KVCache | None = None,
+        documents: Tensor | None = None,
+        noise: Tensor | None = None,
+        jitter: Tensor | None = None,
+    ) -> Tensor:
         assert cache is None or documents is None, "a cache holds one document"
         self.noise.bits, self.jitter_width = noise, jitter
         start, seq = cache.length if cache is not None else 0, tokens.shape[1]
@@ -219,7 +228,7 @@ class Decoder(nn.Module):
         seen: dict[Span, Seen] = {}
         if rows is not None:
             # Converted once for all layers of a span, not in each layer.
-            seen |= {span: _as_scores(mask, x.dtype) for span, mask in rows.seen.items()}
+            seen |= {span: self._mask(mask, x.dtype) for span, mask in rows.seen.items()}
         x0 = {"x0": x} if self.section.x0_scalars else {}
         of_middle = x
         for layer, block in self.blocks.items():
@@ -245,6 +254,10 @@ class Decoder(nn.Module):
             return {kind: table(start, seq) for kind, table in tables}
         return {kind: table.at(positions) for kind, table in tables}
 
+    def _mask(self, seen: Seen, dtype: torch.dtype) -> Seen:
+        """A mask as a summand of scores; blocks unchanged."""
+        return as_scores(seen, dtype) if isinstance(seen, Tensor) else seen
+
     def packed(self, documents: Tensor) -> Packed:
         """The positions and masks of rows shared by several documents, [batch, seq]."""
         if self.in_blocks:
@@ -255,10 +268,7 @@ class Decoder(nn.Module):
     def _received(self, x: Tensor) -> Tensor:
         if self.norm is None:
             return x
-        x = self.norm(x) if self.output is None else self.output.receive(x, self.norm)
-        if self.section.logits_dot_in_fp32:
-            x = x.to(torch.promote_types(x.dtype, torch.float32))
-        return x
+        return self.norm(x) if self.output is None else self.output.receive(x, self.norm)
 
     def _enter(
         self, tokens: Tensor, start: int, positions: Tensor | None, cache: KVCache | None
@@ -290,7 +300,9 @@ class Decoder(nn.Module):
 
     def norms_of_layers(self) -> Iterator[Any]:
         """The norms before and after layers, and the norm before the head."""
-        children = (child for block in self.blocks.values() for child in block.children())
+        further = [part for module in self.mtp.values() for part in (module, module.block)]
+        parts = (*self.blocks.values(), *further)
+        children = (child for part in parts for child in part.children())
         yield from (child for child in (*children, self.norm) if isinstance(child, NORMS))
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -79,16 +79,16 @@ def spread_width(model: Decoder, parallel: Parallel, mesh: Mesh) -> None:
     width = Width(mesh.tp, cut_sequences(model), parallel.sequence_parallel)
     table = model.table
     inside: set[str] = set()  # in layers, where ranks use a common tensor for different heads
-    for number, block in model.blocks.named_children():
+    further = ((f"mtp.{n}.block", part.block) for n, part in model.mtp.named_children())
+    blocks = ((f"blocks.{number}", block) for number, block in model.blocks.named_children())
+    for path, block in (*blocks, *further):
         for child, layer in block.named_children():
-            names = {f"blocks.{number}.{child}.{name}" for name, _ in layer.named_parameters()}
+            names = {f"{path}.{child}.{name}" for name, _ in layer.named_parameters()}
             if any(name in table and table[name].tp is not None for name in names):
                 mix_in(layer, Layer, over_tp=width)
                 inside |= names
             elif layer in layers_of(block):
-                label = (
-                    f"parallel.tp={width.size}: {type(layer).__name__} in blocks.{number}.{child}"
-                )
+                label = f"parallel.tp={width.size}: {type(layer).__name__} in {path}.{child}"
                 raise ValueError(f"{label} has no tensor that tensors() of its section cuts (tp=)")
     for path, _ in list(model.named_parameters()):
         spec = table.get(path)
@@ -292,8 +292,8 @@ class SpreadDecoder:
     multiplied_weight: Tensor
     of_logits: dict[str, float]
 
-    def hidden(self, tokens: Tensor, **more: Any) -> Tensor:
-        x = super().hidden(tokens, **more)  # type: ignore[misc]
+    def to_head(self, x: Tensor) -> Tensor:
+        x = super().to_head(x)  # type: ignore[misc]
         return x if self.norm is None else self.over_tp.enter(x)
 
     def spread_head(self) -> SpreadHead:

@@ -18,6 +18,7 @@ from forge.config.model.layer import LayerShape
 from forge.config.model.mixers.attention import Attention
 from forge.config.model.mixers.base import Mixer
 from forge.config.model.moe import MoE, is_moe_layer, n_moe_layers
+from forge.config.model.mtp import module_tensors
 from forge.config.model.skips.backout import backout_tensors
 from forge.config.model.skips.residual_scalars import scalar_tensors
 from forge.config.model.skips.smear import smear_tensors
@@ -167,9 +168,22 @@ class Decoder(LayerShape):
         last += self._norm("norm")
         if not self.tie_embeddings:
             last.append(TensorSpec(name="output.weight", role=HEAD, part="output head", **table))
+        for depth in range(self.mtp_num_layers):
+            last += within(f"mtp.{depth}", self.further_tensors())
         return list(by_law(self.initial_law, first, self.dim)), list(
             by_law(self.initial_law, last, self.dim)
         )
+
+    def further_tensors(self) -> Iterator[TensorSpec]:
+        """Yield the tensors of a module for a further token, by their names inside."""
+        norms = map(self._norm, ("embedding_norm", "hidden_norm", "norm"))
+        return module_tensors(self.dim, self.block_tensors(self.kind_of(self.n_layers - 1)), norms)
+
+    @property
+    def n_mixtures(self) -> int:
+        """Blocks with experts, with those of the modules for further tokens."""
+        of_last = self.kind_of(self.n_layers - 1).moe
+        return self.n_moe_layers + (self.mtp_num_layers if of_last else 0)
 
     def block_tensors(self, kind: Kind) -> list[TensorSpec]:
         """Return the tensors of one block, by their names inside of the block."""
@@ -206,6 +220,7 @@ class Decoder(LayerShape):
         """Count the parameters of each part."""
         names = PARTS + PARTS_OF_MOE if self.is_moe else PARTS
         names += PARTS_OF_SKIPS if self.has_skips else ()
+        names += ("further tokens",) if self.mtp_num_layers else ()
         parts: dict[str, int] = dict.fromkeys(names, 0)
         for number, spec in self._counted():
             parts[spec.part] += number * spec.size
@@ -230,7 +245,17 @@ class Decoder(LayerShape):
         kinds = self.kinds_in().items()
         blocks = sum(number * self.kind_flops_per_token(kind, seq_len) for kind, number in kinds)
         gates = sum(spec.multiplied for spec in self.outside()[0] if spec.role == GATE)
-        return blocks + self.head_flops_per_token() + 6 * gates
+        return blocks + self.head_flops_per_token() + 6 * gates + self._further_flops(seq_len)
+
+    def _further_flops(self, seq_len: int) -> int:
+        """Return the training FLOPs a token of the modules for further tokens, each with a product
+        with the head.
+        """
+        if not self.mtp_num_layers:
+            return 0
+        block = self.block_flops_per_token(self.n_layers - 1, seq_len)
+        one = block + 6 * 2 * self.dim * self.dim + self.head_flops_per_token()
+        return self.mtp_num_layers * one
 
     def block_flops_per_token(self, layer: int, seq_len: int) -> int:
         """Return the training FLOPs a token of one block, counted from 0."""

@@ -9,6 +9,7 @@ from math import prod
 
 from forge.config.model.decoder import Decoder
 from forge.config.model.layer import Model
+from forge.config.model.mtp import MTP
 from forge.config.objectives.base import CrossEntropy, Objective
 from forge.config.parallel import ONE_STAGE_SCHEDULES, V_SCHEDULE, ZERO_BUBBLE_SCHEDULES, Parallel
 from forge.config.precision import Precision
@@ -149,6 +150,16 @@ def cp_recurrent(model: Decoder, parallel: Parallel) -> Findings:
                 "parallel.cp=1",
             )
             return
+
+
+@rule("parallel.mtp", CP, PP, MTP)
+def mtp_layout(model: Decoder, parallel: Parallel) -> Findings:
+    """The modules of model.mtp_num_layers read later tokens of a whole row, and the embedding beside
+    the head: with them parallel.cp and parallel.pp are 1.
+    """
+    for key, degree in ((CP, parallel.cp), (PP, parallel.pp)):
+        if model.mtp_num_layers and degree > 1:
+            yield key, f"{key}=1, or {MTP}=0"
 
 
 @rule("parallel.cp_kernel", CP, "parallel.cp_method", "model.sdpa_backend", warning=True)

@@ -20,7 +20,7 @@ from forge.families.family import Family, decoder_section
 from forge.families.formats.format import Format, format_of, plain_tensors
 from forge.families.keys import QUANTIZATION
 from forge.families.peft import is_peft
-from forge.families.shards import AGAIN, FolderError, Stored, same_bytes
+from forge.families.shards import AGAIN, FolderError, Stored, same_bytes, stored_tensors
 from forge.families.table import Row, shapes
 
 CONFIG, TEXT = "config.json", "text_config"
@@ -31,6 +31,7 @@ WITHIN = "model.language_model."
 EMBEDDING = "embedding.weight"
 ORDER = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2")
 """Families first tried for writing a section; the first able family writes, the others follow."""
+MODULES = "mtp_num_layers"
 OF_BOTH = ("tie_word_embeddings", QUANTIZATION)
 """Keys of a whole model shared by its language model."""
 
@@ -127,6 +128,8 @@ def _read(place: Path, changed: int) -> Folder:
         keys.finish()
         problems = "; ".join([message, *keys.faults])
         raise FolderError(problems, AGAIN) from None
+    if options.get(MODULES) and not _has_modules(place, family, options["n_layers"]):
+        options[MODULES] = 0  # transformers states modules that it does not save
     keys.finish()
     if keys.faults:
         hint = "a model without it: what forge does not compute is not left out silently"
@@ -151,6 +154,18 @@ def _read(place: Path, changed: int) -> Folder:
         )
         raise FolderError(f"{file}: {'; '.join(ignored)}", hint)
     return folder
+
+
+def _has_modules(folder: Path, family: Family, n_layers: int) -> bool:
+    """Whether the weights of a folder have modules for further tokens, behind the last layer."""
+    try:
+        names = stored_tensors(folder)
+    except FolderError:
+        return False
+    projection = family.further["projection.weight"]
+    assert isinstance(projection, str)
+    place = f"{family.layers}{n_layers}.{projection.removesuffix('weight')}"
+    return any(place in name for name in names)
 
 
 def read_content(file: Path) -> tuple[dict[str, Any], Any, bool]:

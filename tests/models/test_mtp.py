@@ -15,12 +15,16 @@ from tiny_families import CASES, peer
 from torch import Tensor
 from transformers.modeling_layers import MtpModel
 
+from forge.config.model.mixers.mla import MLA as MLASection
 from forge.config.objectives.base import Pretrain as PretrainSection
 from forge.data import IGNORE_INDEX
 from forge.families import folder as folders
 from forge.hf.read import load_folder
 from forge.hf.write import write_weights
 from forge.models.decoder import Decoder
+from forge.models.init import init_weights
+from forge.models.predicting.speculate import speculate
+from forge.models.sampling import generate
 from forge.objectives.pretrain import Pretrain
 
 LAYERS, SEQ, VOCAB = 3, 20, 260
@@ -176,3 +180,60 @@ def test_parameters_and_flops_are_those_of_the_modules(small_section) -> None:
     block = plain.block_flops_per_token(plain.n_layers - 1, 16)
     one = block + 12 * plain.dim**2 + 6 * plain.vocab_size * plain.dim
     assert more.flops_per_token(16) - plain.flops_per_token(16) == 2 * one
+
+
+def trained_on_a_period(model: Decoder, steps: int = 80) -> None:
+    """Learn to continue 0 1 2 ... 6 0 1 ..."""
+    text = torch.arange(48) % 7
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    objective = Pretrain(PretrainSection(mtp_loss_scaling_factor=1.0))
+    for step in range(steps):
+        rows = torch.stack([text[begin : begin + 21] for begin in (step % 7, (step + 3) % 7)])
+        losses = objective(model, {"tokens": rows[:, :-1], "targets": rows[:, 1:]})
+        optimizer.zero_grad()
+        losses.total.backward()
+        optimizer.step()
+
+
+MLA = {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 6}
+
+
+@pytest.mark.parametrize("modules", [1, 2, 3])
+@pytest.mark.parametrize("mixer", ["attention", "latents"])
+def test_a_text_with_drafts_is_that_without(small_section, modules: int, mixer: str) -> None:
+    """Of a model with random weights, whose drafts mostly fall, and of prompts of any length."""
+    own = {} if mixer == "attention" else {"mixer": MLASection(**MLA, mla_naive_kvcache=False)}
+    model = Decoder(small_section(mtp_num_layers=modules, max_seq_len=40, init_std=0.3, **own))
+    init_weights(model, 4)
+    model.double().eval()
+    for length in (1, 2, 5):
+        prompt = torch.randint(61, (1, length), generator=torch.Generator().manual_seed(length))
+        expected = generate(model, prompt, 30, temperature=0.0)[0, length:].tolist()
+        found = speculate(model, prompt[0].tolist(), 30, torch.device("cpu"))
+        assert found.tokens == expected
+        assert found.drafted > 0
+        end = expected[8]
+        shorter = speculate(model, prompt[0].tolist(), 30, torch.device("cpu"), ends={end})
+        assert shorter.tokens == expected[: expected.index(end) + 1]
+
+
+def test_drafts_of_a_learnt_text_are_all_accepted(small_section) -> None:
+    """Two modules: three tokens a reading of the model."""
+    model = Decoder(small_section(mtp_num_layers=2, max_seq_len=64, vocab_size=11))
+    init_weights(model, 0)
+    trained_on_a_period(model)
+    model.eval()
+    reads, read = [], model.hidden
+    model.hidden = lambda *args, **options: reads.append(1) or read(*args, **options)
+    found = speculate(model, [0, 1, 2, 3], 31, torch.device("cpu"))
+    assert found.tokens == [n % 7 for n in range(4, 35)]
+    assert found.accepted == found.drafted > 15
+    assert len(reads) == 1 + 10
+
+
+def test_a_model_that_cannot_forget_a_draft_is_refused(small_section) -> None:
+    windows = Decoder(small_section(mtp_num_layers=1, sliding_window_size=4))
+    with pytest.raises(ValueError, match="'default' see a window"):
+        speculate(windows, [1], 3, torch.device("cpu"))
+    with pytest.raises(ValueError, match="no modules for further tokens"):
+        speculate(Decoder(small_section()), [1], 3, torch.device("cpu"))

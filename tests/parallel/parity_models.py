@@ -75,6 +75,7 @@ ALONE = (
     "attend:{feed_forward:{schema:none}},mlp:{mixer:{schema:none}}} "
     "model.layers=[mamba,mlp,attend,mlp] model.n_layers=4"
 )
+FURTHER = "model.mtp_num_layers=2 objective.mtp_loss_scaling_factor=0.3"
 CONV = (
     "model.kinds={conv:{mixer:{schema:short_conv,conv_bias:true}}} model.layers=[conv,default]"
 )
@@ -107,7 +108,7 @@ SMEARED = "model.smear=true model.residual_scalars=true model.embedding_norm=tru
 
 PACKED = (
     *("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "delta", "moe"),
-    *("mamba", "short convolutions"),
+    *("mamba", "short convolutions", "mtp"),
     *("gpt-oss", "llama4", "dropout", "nanochat"),
 )
 """Models that are also tried with documents that share sequences."""
@@ -139,6 +140,8 @@ MODELS = {
     "mamba": MAMBA,
     "short convolutions": CONV,
     "one branch": ALONE,
+    "mtp": FURTHER,
+    "mtp, tied": f"{FURTHER} {TIED}",
     "mla, moe": f"{MLA} {MOE} {DEEPSEEK}",
     "llama, z-loss, clipped": f"objective.z_loss_weight=0.01 {CLIPPED}",
     "llama, clipped": CLIPPED,
@@ -171,6 +174,7 @@ MODELS = {
     "moe": MOE,
     "moe, clipped": f"{MOE} {CLIPPED}",
     "one branch, moe": f"{MOE} {ALONE}",
+    "mtp, moe": f"{MOE} {FURTHER}",
     "lora": LORA,
     "ia3": "adapter=ia3 model.bias=true adapter.target_modules=[attention,w_down]",
     "lora, dropped": f"{LORA} adapter.dropout=0.3",

@@ -93,7 +93,9 @@ class Family:
         Raises ValueError for a tensor without a name.
         """
         outside = (spec for part in section.outside() for spec in part)
-        rows = [self._outside(section, spec) for spec in outside if not spec.name.startswith(FURTHER)]
+        rows = [
+            self._outside(section, spec) for spec in outside if not spec.name.startswith(FURTHER)
+        ]
         of_kinds = {kind: section.of_kind(kind.name) for kind in section.kinds_in()}
         tables = {kind: self.table(layer) for kind, layer in of_kinds.items()}
         specs = {kind: list(self._specs(section, kind)) for kind in of_kinds}
@@ -108,7 +110,9 @@ class Family:
                     raise ValueError(f"{self.model_type} has no tensor like blocks.*.{spec.name}")
                 prefix = f"blocks.{number}."
                 rows.append(row(of_kinds[kind], spec, entry, prefix, hf_prefix))
-        return rows + [row for n in range(section.mtp_num_layers) for row in self._further(section, n)]
+        return rows + [
+            row for n in range(section.mtp_num_layers) for row in self._further(section, n)
+        ]
 
     def _further(self, section: Decoder, depth: int) -> Iterator[Row]:
         """Yield the rows of a module for a further token: a layer behind the last one."""

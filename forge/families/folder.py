@@ -126,10 +126,8 @@ def _read(place: Path, changed: int) -> Folder:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         message = f"{file} has a value that no model has ({type(error).__name__}: {error})"
         keys.finish()
-        problems = "; ".join([message, *keys.faults])
-        raise FolderError(problems, AGAIN) from None
-    if options.get(MODULES) and not _has_modules(place, family, options["n_layers"]):
-        options[MODULES] = 0  # transformers states modules that it does not save
+        raise FolderError("; ".join([message, *keys.faults]), AGAIN) from None
+    _count_modules(place, family, options)
     keys.finish()
     if keys.faults:
         hint = "a model without it: what forge does not compute is not left out silently"
@@ -156,16 +154,21 @@ def _read(place: Path, changed: int) -> Folder:
     return folder
 
 
-def _has_modules(folder: Path, family: Family, n_layers: int) -> bool:
-    """Whether the weights of a folder have modules for further tokens, behind the last layer."""
+def _count_modules(folder: Path, family: Family, options: dict[str, Any]) -> None:
+    """Leave out modules for further tokens that are stated, but not behind the last layer of the
+    weights, in place: transformers does not save them.
+    """
+    if not options.get(MODULES):
+        return
     try:
-        names = stored_tensors(folder)
+        names = list(stored_tensors(folder))
     except FolderError:
-        return False
+        names = []
     projection = family.further["projection.weight"]
     assert isinstance(projection, str)
-    place = f"{family.layers}{n_layers}.{projection.removesuffix('weight')}"
-    return any(place in name for name in names)
+    place = f"{family.layers}{options['n_layers']}.{projection.removesuffix('weight')}"
+    if not any(place in name for name in names):
+        options[MODULES] = 0
 
 
 def read_content(file: Path) -> tuple[dict[str, Any], Any, bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,14 +18,20 @@ from forge.config.model.skips.backout import middle
 from forge.config.model.tensors import BIAS, ByDepth, Drawn
 from forge.models.balance import Balanced
 from forge.models.cache import KVCache, LayerCache, seen_in, token_positions
-from forge.models.documents import Packed, Seen, as_scores, packed_in_blocks, positions_and_masks
+from forge.models.documents import (
+    Packed,
+    Seen,
+    packed_in_blocks,
+    positions_and_masks,
+    scores_or_blocks,
+)
 from forge.models.dropout import Drawing, Jitter, Noise, StreamDropout
 from forge.models.head import Head, OutputHead, weight_of
 from forge.models.mixin import mix_in
 from forge.models.moe import MoE
 from forge.models.norm import NORMS, make_norm
 from forge.models.positions import Positions, Sinusoids
-from forge.models.predicting.further import Predicting, further_tokens
+from forge.models.predicting.further import add_further
 from forge.models.rope import PositionTable, Rotation, tables_of
 from forge.models.router import Router
 from forge.models.routing_record import RoutingRecord
@@ -153,10 +160,9 @@ class Decoder(nn.Module):
             if layer.value_embeddings and "value_embeddings" not in layer.mixer.unread
         }
         self.kinds = [section.kind_of(layer).name for layer in range(section.n_layers)]
-        layers = enumerate(self.kinds)
         # By number in a dict, so that a stage's blocks keep their names.
         self.blocks = nn.ModuleDict(
-            {str(n): Block(of_kind[kind], n, self.noise) for n, kind in layers}
+            {str(n): Block(of_kind[kind], n, self.noise) for n, kind in enumerate(self.kinds)}
         )
         self.backout = Backout() if section.backout else None
         self.middle = middle(section.n_layers) if section.backout else None
@@ -165,11 +171,7 @@ class Decoder(nn.Module):
         if not section.tie_embeddings:
             self.output = OutputHead(section.dim, section.vocab_size, bias=False)
         last = of_kind[self.kinds[-1]], section.n_layers - 1
-        self.mtp = further_tokens(section, lambda name: Block(*last, self.noise, name))
-        if self.mtp:
-            mix_in(self, Predicting)
-        for n, mixture in enumerate(part for part in self.modules() if isinstance(part, MoE)):
-            mixture.number = n  # blocks without a feed-forward layer are not counted
+        add_further(self, partial(Block, *last, self.noise))
 
     def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
         return self.logits(self.hidden(tokens, cache=cache))
@@ -228,7 +230,7 @@ class Decoder(nn.Module):
         seen: dict[Span, Seen] = {}
         if rows is not None:
             # Converted once for all layers of a span, not in each layer.
-            seen |= {span: self._mask(mask, x.dtype) for span, mask in rows.seen.items()}
+            seen |= {span: scores_or_blocks(mask, x.dtype) for span, mask in rows.seen.items()}
         x0 = {"x0": x} if self.section.x0_scalars else {}
         of_middle = x
         for layer, block in self.blocks.items():
@@ -253,10 +255,6 @@ class Decoder(nn.Module):
         if positions is None:
             return {kind: table(start, seq) for kind, table in tables}
         return {kind: table.at(positions) for kind, table in tables}
-
-    def _mask(self, seen: Seen, dtype: torch.dtype) -> Seen:
-        """A mask as a summand of scores; blocks unchanged."""
-        return as_scores(seen, dtype) if isinstance(seen, Tensor) else seen
 
     def packed(self, documents: Tensor) -> Packed:
         """The positions and masks of rows shared by several documents, [batch, seq]."""
@@ -300,7 +298,8 @@ class Decoder(nn.Module):
 
     def norms_of_layers(self) -> Iterator[Any]:
         """The norms before and after layers, and the norm before the head."""
-        further = [part for module in self.mtp.values() for part in (module, module.block)]
+        modules: Any = self.mtp.values()
+        further = [part for module in modules for part in (module, module.block)]
         parts = (*self.blocks.values(), *further)
         children = (child for part in parts for child in part.children())
         yield from (child for child in (*children, self.norm) if isinstance(child, NORMS))

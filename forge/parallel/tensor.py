@@ -38,7 +38,14 @@ from forge.parallel.collectives import (
     sum_over,
 )
 from forge.parallel.mesh import Mesh
-from forge.parallel.modules import Sequences, cut_sequences, layers_of, mix_in, mix_in_each
+from forge.parallel.modules import (
+    Sequences,
+    cut_sequences,
+    further_blocks,
+    layers_of,
+    mix_in,
+    mix_in_each,
+)
 from forge.parallel.placed_parameters import See, added_once, place_parameter
 from forge.tensors.local import local
 
@@ -79,9 +86,9 @@ def spread_width(model: Decoder, parallel: Parallel, mesh: Mesh) -> None:
     width = Width(mesh.tp, cut_sequences(model), parallel.sequence_parallel)
     table = model.table
     inside: set[str] = set()  # in layers, where ranks use a common tensor for different heads
-    further = ((f"mtp.{n}.block", part.block) for n, part in model.mtp.named_children())
-    blocks = ((f"blocks.{number}", block) for number, block in model.blocks.named_children())
-    for path, block in (*blocks, *further):
+    blocks = [(f"blocks.{number}", block) for number, block in model.blocks.named_children()]
+    blocks += [(f"mtp.{n}.block", block) for n, block in enumerate(further_blocks(model))]
+    for path, block in blocks:
         for child, layer in block.named_children():
             names = {f"{path}.{child}.{name}" for name, _ in layer.named_parameters()}
             if any(name in table and table[name].tp is not None for name in names):

@@ -22,7 +22,7 @@ from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.models.mixers.mamba2 import Mamba2
 from forge.models.mixers.short_conv import ShortConv
-from forge.models.mixers.state_space import Inputs, chunked, recurrent
+from forge.models.mixers.state_space import Inputs, scan_chunks, scan_tokens
 
 DIM, SEQ, HEADS, WIDTH, STATE, GROUPS = 24, 43, 6, 8, 10, 2
 
@@ -71,7 +71,7 @@ def test_chunks_equal_the_recurrence(size: int, begins: bool, given: bool) -> No
     for chunk in (0, size):
         read, first = inputs(begins=begins), state.clone() if given else None
         leaves = [read.x, read.b, read.c, read.step]
-        outputs, last = chunked(read, chunk, first) if chunk else recurrent(read, first)
+        outputs, last = scan_chunks(read, chunk, first) if chunk else scan_tokens(read, first)
         total = (outputs * to).sum() + (last * after).sum()
         results.append([outputs, last, *torch.autograd.grad(total, leaves)])
     for a, b in zip(*results, strict=True):

@@ -76,9 +76,7 @@ ALONE = (
     "model.layers=[mamba,mlp,attend,mlp] model.n_layers=4"
 )
 FURTHER = "model.mtp_num_layers=2 objective.mtp_loss_scaling_factor=0.3"
-CONV = (
-    "model.kinds={conv:{mixer:{schema:short_conv,conv_bias:true}}} model.layers=[conv,default]"
-)
+CONV = "model.kinds={conv:{mixer:{schema:short_conv,conv_bias:true}}} model.layers=[conv,default]"
 
 # A rank that is odd, and by name another one.
 LORA = "adapter=lora adapter.rank=3 adapter.alpha=6 adapter.dropout=0"

@@ -10,7 +10,7 @@ from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.mixers.mamba2 import Mamba2 as Mamba2Config
 from forge.models.cache import LayerCache
 from forge.models.mixers.causal_conv import short_conv, wide
-from forge.models.mixers.state_space import Inputs, chunked, recurrent
+from forge.models.mixers.state_space import Inputs, scan_chunks, scan_tokens
 from forge.models.norm import eps_for
 from forge.models.rope import Rotation
 
@@ -128,5 +128,5 @@ class Mamba2(nn.Module):
     def read(self, inputs: Inputs, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Outputs of all heads, [batch, seq, heads, width], and the last state."""
         if inputs.x.shape[1] == 1:
-            return recurrent(inputs, state)
-        return chunked(inputs, self.section.ssm_chunk_size, state)
+            return scan_tokens(inputs, state)
+        return scan_chunks(inputs, self.section.ssm_chunk_size, state)

@@ -1,8 +1,8 @@
-"""State spaces with one decay a head (arXiv:2405.21060): a state that each token decays and adds to.
+"""State spaces with one decay a head (arXiv:2405.21060): each token decays a state and adds to it.
 
 With state S, [state, width] of a head, a token does S <- exp(decay) S + b (step x)' and reads S'c.
-`recurrent` goes token by token, `chunked` takes many tokens at a time by matrix products (section
-6 there), with equal results. Both compute in fp32, or in fp64 for fp64 inputs.
+`scan_tokens` goes token by token, `scan_chunks` takes many tokens at a time by matrix products
+(section 6 there), with equal results. Both compute in fp32, or in fp64 for fp64 inputs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Inputs(NamedTuple):
     begins: Tensor | None = None
 
 
-def recurrent(inputs: Inputs, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def scan_tokens(inputs: Inputs, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Read token by token; state: [batch, heads, state, width], None = empty -> outputs as x, and
     the last state.
     """
@@ -50,8 +50,8 @@ def recurrent(inputs: Inputs, state: Tensor | None = None) -> tuple[Tensor, Tens
     return torch.stack(outputs, 1), state
 
 
-def chunked(inputs: Inputs, size: int, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Read in chunks of `size` tokens; arguments and results as of `recurrent`."""
+def scan_chunks(inputs: Inputs, size: int, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Read in chunks of `size` tokens; arguments and results as of `scan_tokens`."""
     (batch, seq, heads, width), groups = inputs.x.shape, inputs.b.shape[2]
     size, of_group = min(size, seq), inputs.x.shape[2] // inputs.b.shape[2]
 

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.models.cache import LayerCache
-from forge.models.documents import Packed
+from forge.models.documents import Packed, scores_or_blocks
+from forge.models.mixin import mix_in
+from forge.models.moe import MoE
 from forge.models.norm import make_norm
 from forge.models.rope import Rotation
 
@@ -49,15 +51,6 @@ class FurtherToken(nn.Module):
         return self.norm(self.block(x, rotation, cache, *seen))
 
 
-def further_tokens(
-    section: DecoderConfig, make_block: Callable[[str], nn.Module]
-) -> nn.ModuleDict:
-    """Make the modules of a decoder, by their depth from 0. make_block: of a name."""
-    depths = range(section.mtp_num_layers)
-    made = {str(n): FurtherToken(section, make_block(f"mtp.{n}.block")) for n in depths}
-    return nn.ModuleDict(made)
-
-
 class Predicting:
     """Mixin of a decoder with modules for further tokens, in `mtp`, by their depth from 0."""
 
@@ -67,7 +60,6 @@ class Predicting:
     spans: dict[str, Any]
     packed: Callable[[Tensor], Packed]
     _rotations: Callable[[int, int, Tensor | None], dict[str, Rotation]]
-    _mask: Callable[[Any, torch.dtype], Any]
     _read: Callable[..., Tensor]
     to_head: Callable[[Tensor], Tensor]
 
@@ -97,4 +89,18 @@ class Predicting:
             return self._rotations(0, seq, None).get(kind), ()
         rows = self.packed(documents)
         rotation = self._rotations(0, seq, rows.positions).get(kind)
-        return rotation, (self._mask(rows.seen[self.spans[kind]], dtype),)
+        return rotation, (scores_or_blocks(rows.seen[self.spans[kind]], dtype),)
+
+
+def add_further(model: Any, make_block: Callable[[str], nn.Module]) -> None:
+    """Give a decoder the modules of its section, by their depth from 0, in `mtp`, and number all of
+    its mixtures of experts in their order. make_block: of a name.
+    """
+    depths = range(model.section.mtp_num_layers)
+    made = {str(n): FurtherToken(model.section, make_block(f"mtp.{n}.block")) for n in depths}
+    if made:
+        mix_in(model, Predicting)
+    model.mtp = nn.ModuleDict(made)
+    mixtures = (module for module in model.modules() if isinstance(module, MoE))
+    for number, mixture in enumerate(mixtures):
+        mixture.number = number

@@ -66,9 +66,7 @@ def speculate(
     while len(result.tokens) < most:
         states = text.read([*unread, *drafts])
         chosen = text.likeliest(states[:, len(unread) - 1 :])
-        agreed = next(
-            (n for n, draft in enumerate(drafts) if draft != chosen[n]), len(drafts)
-        )
+        agreed = next((n for n, draft in enumerate(drafts) if draft != chosen[n]), len(drafts))
         result.drafted, result.accepted = result.drafted + len(drafts), result.accepted + agreed
         new = [*drafts[:agreed], chosen[agreed]]
         for token in new:

@@ -154,8 +154,8 @@ def cp_recurrent(model: Decoder, parallel: Parallel) -> Findings:
 
 @rule("parallel.mtp", CP, PP, MTP)
 def mtp_layout(model: Decoder, parallel: Parallel) -> Findings:
-    """The modules of model.mtp_num_layers read later tokens of a whole row, and the embedding beside
-    the head: with them parallel.cp and parallel.pp are 1.
+    """The modules of model.mtp_num_layers read later tokens of whole rows, and the embedding beside
+    the head: parallel.cp and parallel.pp are 1.
     """
     for key, degree in ((CP, parallel.cp), (PP, parallel.pp)):
         if model.mtp_num_layers and degree > 1:

@@ -35,9 +35,8 @@ class Mixer(Section):
     keeps documents apart that share a row: then it is also called with what is added to scores.
     clips_qk: whether its target has `of_heads`, which QK-Clip scales. recurrent: whether it reads
     tokens in their order into a state: it has no keys that other tokens could read, and where
-    documents share a row it is given the places of tokens in them instead of scores. absent: whether
-    the block has no mixer at all.
-    layer: that section, in each of the methods.
+    documents share a row it is given the places of tokens in them instead of scores.
+    absent: whether the block has no mixer at all. layer: that section, in each of the methods.
     """
 
     unread: ClassVar[tuple[str, ...]] = ()

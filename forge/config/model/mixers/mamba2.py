@@ -17,7 +17,9 @@ DECAYS = LogUniform(1.0, 16.0)
 STEPS = Uniform(-6.907, -2.252)
 """First values of dt_bias: softplus of them goes from 0.001 to 0.1, nearly log-uniform."""
 COMPILED_AGAIN = 0.4
-"""Share of what the chunks keep that a compiled block computes again: measured on a CPU."""
+"""Share of what the chunks keep that a compiled block computes again: with it estimates are within
+6 % of what was measured for four small shapes on a CPU.
+"""
 
 
 @section
@@ -64,7 +66,7 @@ class Mamba2(Mixer):
         """Yield the parameters; convolutions have the role of norms, as in a gated delta net."""
         heads, taps, dim = self.ssm_num_heads, self.ssm_conv_kernel_dim, layer.dim
         of_heads: dict[str, Any] = {"part": "attention", "tp": 0, "pieces": heads}
-        of_groups = of_heads | {"pieces": self.ssm_n_groups}
+        of_groups: dict[str, Any] = of_heads | {"pieces": self.ssm_n_groups}
         inner, state = (self.inner_width, of_heads), (self.state_width, of_groups)
         # The first values of torch's Conv1d with one channel a group.
         even = Uniform(-(taps**-0.5), taps**-0.5)

@@ -44,7 +44,10 @@ class Glm4Moe(Family):
     def content(self, section: Decoder) -> dict[str, Any]:
         config = write_sizes(section) | rope.write_rope(section) | write_routing(section)
         config["partial_rotary_factor"] = section.partial_rotary_factor
-        config |= {"use_qk_norm": section.qk_norm, "num_nextn_predict_layers": section.mtp_num_layers}
+        config |= {
+            "use_qk_norm": section.qk_norm,
+            "num_nextn_predict_layers": section.mtp_num_layers,
+        }
         return config | {"attention_bias": section.attention_biases["q"]}
 
     def ignored(self, name: str, section: Decoder) -> bool:

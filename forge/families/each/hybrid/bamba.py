@@ -47,8 +47,9 @@ class Bamba(Llama):
         if options["activation"] != "silu":
             keys.faults.append("hidden_act: transformers has it in Mamba-2 layers too, forge silu")
         full = keys.take(INDICES, default=[]) or []
-        types = [FULL if layer in full else LINEAR for layer in range(options["n_layers"] or 0)]
-        mixer = read_mamba(keys, options["dim"])
+        count, dim = options["n_layers"] or 0, options["dim"]
+        types = [FULL if layer in full else LINEAR for layer in range(int(count))]
+        mixer = read_mamba(keys, None if dim is None else int(dim))
         return options | patterns.layer_options(types, {LINEAR: {"mixer": mixer}})
 
     def content(self, section: Decoder) -> dict[str, Any]:

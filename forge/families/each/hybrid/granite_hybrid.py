@@ -10,10 +10,10 @@ from forge.families import patterns
 from forge.families.common import ATTENTION, NORMS
 from forge.families.each.hybrid.mamba import (
     ABSENT,
+    hybrid_types,
     mamba_table,
     mixers_of,
     read_mamba,
-    read_types,
     write_mamba,
     written_types,
 )
@@ -44,7 +44,7 @@ class GraniteMoeHybrid(Granite):
             keys.faults.append("hidden_act: transformers has it in Mamba-2 layers too, forge silu")
         if keys.take("position_embedding_type", default=None) != "rope":
             options["position"] = "none"
-        types = read_types(keys, options["n_layers"])
+        types = hybrid_types(keys, options["n_layers"])
         mixer = read_mamba(keys, options["dim"])
         width, experts = keys.number(WIDTH), keys.number("num_local_experts")
         if not experts:

@@ -62,10 +62,10 @@ def mixers_of(section: Decoder) -> list[Mamba2]:
     return mixers
 
 
-def read_types(keys: Keys, n_layers: int | None) -> list[str]:
+def hybrid_types(keys: Keys, n_layers: int | None) -> list[str]:
     """Return the types of the layers, in the words of transformers 5."""
     stated = keys.take("layers_block_type", "layer_types", default=[LINEAR] * (n_layers or 0))
-    types = [FORMER.get(name, name) for name in stated]
+    types = [FORMER.get(str(name), str(name)) for name in stated]
     if n_layers is not None and len(types) != n_layers:
         keys.faults.append(f"layer_types has {len(types)} entries for {n_layers} layers")
     if unknown := sorted({*types} - {LINEAR, FULL}):

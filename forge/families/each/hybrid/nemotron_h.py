@@ -54,12 +54,26 @@ class NemotronH(Family):
     architecture = "NemotronHForCausalLM"
     prefix = "backbone."
     absent: ClassVar[dict[str, Any]] = {
-        **{"mamba_num_heads": 128, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8},
-        **{"conv_kernel": 4, "use_conv_bias": True, "use_bias": False, "chunk_size": 128},
-        **{"time_step_min": 0.001, "n_routed_experts": 8, "num_experts_per_tok": 2},
-        **{"moe_intermediate_size": 7688, SHARED: 7688, "routed_scaling_factor": 1.0},
-        **{"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "num_key_value_heads": 8},
-        **{"head_dim": 128, EPS: 1e-5},
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "ssm_state_size": 128,
+        "n_groups": 8,
+        "conv_kernel": 4,
+        "use_conv_bias": True,
+        "use_bias": False,
+        "chunk_size": 128,
+        "time_step_min": 0.001,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 7688,
+        SHARED: 7688,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        EPS: 1e-5,
     }
     outside: ClassVar[Table] = {
         "embedding.weight": "embeddings.weight",
@@ -110,7 +124,7 @@ class NemotronH(Family):
         """Return the types of the layers, stated by name or by letter."""
         pattern = keys.take(PATTERN, default="")
         stated = keys.take(TYPES, "layer_types", default=[LETTERS[letter] for letter in pattern])
-        types = [FORMER.get(name, name) for name in stated]
+        types = [FORMER.get(str(name), str(name)) for name in stated]
         count = keys.number("num_hidden_layers", default=len(types))
         if count != len(types):
             keys.faults.append(f"{TYPES} has {len(types)} entries for {count} layers")
@@ -130,7 +144,12 @@ class NemotronH(Family):
         keys.only("mamba_hidden_act", "silu", why="forge has no other in Mamba-2 layers")
         keys.inert("expand", "time_step_limit", "time_step_max", "time_step_floor")
         keys.inert("use_mamba_kernels", "mamba_ssm_cache_dtype", "mamba_proj_bias")
-        keys.inert("rescale_prenorm_residual", "residual_in_fp32", "num_logits_to_keep", "moe_shared_expert_overlap")
+        keys.inert(
+            "rescale_prenorm_residual",
+            "residual_in_fp32",
+            "num_logits_to_keep",
+            "moe_shared_expert_overlap",
+        )
         keys.inert("n_shared_experts", "num_nextn_predict_layers", "mtp_layers_block_type")
         keys.inert("mtp_hybrid_override_pattern", "rope_theta", "partial_rotary_factor")
 

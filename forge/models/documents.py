@@ -61,6 +61,11 @@ def as_scores(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)
 
 
+def scores_or_blocks(seen: Seen, dtype: torch.dtype) -> Seen:
+    """A mask as a summand of scores; blocks unchanged."""
+    return as_scores(seen, dtype) if isinstance(seen, Tensor) else seen
+
+
 def packed_in_blocks(documents: Tensor, spans: Iterable[Span]) -> Packed:
     """Make positions and blocks of documents of whole rows, like `positions_and_masks`."""
     blocks = {

@@ -37,6 +37,7 @@ from forge.launch.sweep.state import (
 )
 from forge.rundir.directory import short
 from forge.rundir.files import last_lines
+from forge.rundir.pace import straggler
 from forge.rundir.progress import last_logged, progress
 from forge.rundir.saved_config import is_run
 from forge.rundir.signs import silent_ranks, stalled, waits_in
@@ -129,6 +130,7 @@ def _row(point: Point, found: Survey) -> dict[str, Any]:
         "silent": silent,
         "waits_in": waits_in(point.path) if silent or stall else "",
         "stalled": stall or None,
+        "straggler": (straggler(point.path) or None) if state == RUNNING and not silent else None,
         "goodput": spent.plain() if spent else None,
         "job": last_job(point),
         "job_state": found.jobs.get(point.number),
@@ -190,6 +192,7 @@ def _point_details(point: Point, found: Survey) -> str:
         *(("waits" if not n else "", message) for n, message in enumerate(status["silent"])),
         ("hangs?", status["stalled"]),
         ("collective", status["waits_in"]),
+        ("slow rank", status["straggler"]),
     ]
     logs = logs_of(point)
     rows += [("log" if file == logs[0] else "", short(file)) for file in logs]

@@ -156,8 +156,20 @@ class Rank:
                     axes,
                     self.reductions * (groups + outer_groups),
                 )
-                size = 2 * self.reduced * (block + outside_size) // ranks
-                self.ring("hsdp: all-reduce of gradients", size, DP, groups + outer_groups)
+                self.of_replicas(block + outside_size, ranks, groups + outer_groups)
+
+    def of_replicas(self, size: int, ranks: int, groups: int) -> None:
+        """Count sums over replicas: of gradients in every step, or of weights once a period.
+
+        size: parameters cut over `ranks`.
+        """
+        diloco = self.config.diloco
+        if diloco.enabled:
+            calls = diloco.fragments / diloco.sync_period
+            joined = 2 * FP32 * size // ranks // diloco.sync_period
+            self.ring("diloco: all-reduce of weights", joined, DP, calls if size else 0)
+        else:
+            self.ring("hsdp: all-reduce of gradients", 2 * self.reduced * size // ranks, DP, groups)
 
     def of_width(self) -> None:
         """Count TP: hidden states into and out of attention and feed-forward, forward and backward,
@@ -312,7 +324,8 @@ class Rank:
         if getattr(objective, "mtp_loss_scaling_factor", 0):
             numbers += self.model.mtp_num_layers
         self.ring("all: loss and gradient norm", 2 * FP32 * numbers, (*PP, *DATA), 1)
-        self.ring("all: loss and gradient norm", 2 * FP64 * 2, (*PP, *DATA, *TP), 1)
+        norms = self.p.dp_replicate if self.config.diloco.enabled else 1
+        self.ring("all: loss and gradient norm", 2 * FP64 * (norms + 1), (*PP, *DATA, *TP), 1)
         records = self.model.n_mixtures * (moe.num_experts + REPORTED)
         self.ring("moe: all-reduce of records", 2 * FP64 * records, (*PP, *DATA), 1)
 

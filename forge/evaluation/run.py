@@ -12,7 +12,8 @@ from typing import Any
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.evaluation.cache import Cache
 from forge.evaluation.engine import Done, Engine
-from forge.evaluation.generation import Asked, asked, generated
+from forge.evaluation.generation import ROWS, Asked, asked, generated
+from forge.evaluation.parts import parts_of
 from forge.evaluation.prepared import Ready
 from forge.evaluation.requests import Request
 from forge.evaluation.texts import perplexity
@@ -76,7 +77,7 @@ class Runner:
                 break
             self._answer(task, chunk)
             finished += chunk
-        rows = [self._row(task, index) for index in sorted(finished)]
+        rows = self._rows(task, sorted(finished))
         return TaskResult(
             name=task.name,
             rows=rows,
@@ -112,7 +113,8 @@ class Runner:
 
         self.engine.score(list(requests.values()), on_round)
 
-    def _generate(self, prompts: Sequence[Asked], at_once: int = 32) -> None:
+    def _generate(self, prompts: Sequence[Asked]) -> None:
+        at_once = ROWS * parts_of(self.engine.ranks)[1]
         for start in range(0, len(prompts), at_once):
             some, engine = prompts[start : start + at_once], self.engine
             texts = generated(
@@ -120,6 +122,21 @@ class Runner:
             )
             self.cache.add((one.key, text) for one, text in zip(some, texts, strict=True))
             self.watch()
+
+    def _rows(self, task: Ready, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Rows of items, judged by the ranks by index: the judge of a program runs it."""
+        ranks = self.engine.ranks
+        judged: Any
+        try:
+            judged = [self._row(task, index) for index in indices[ranks.rank :: ranks.size]]
+        except Exception as error:  # of a judge of the user's
+            judged = error
+        rows: list[Any] = [None] * len(indices)
+        for rank, part in enumerate(ranks.of_all(judged)):
+            if isinstance(part, Exception):
+                raise part
+            rows[rank :: ranks.size] = part
+        return rows
 
     def _row(self, task: Ready, index: int) -> dict[str, Any]:
         """Judge an item by the answers in the cache."""

@@ -33,9 +33,9 @@ import torch
 import forge
 from forge.evaluation.cache import Cache
 from forge.evaluation.engine import Engine
-from forge.evaluation.prepared import Limits, ready, spread
+from forge.evaluation.prepared import Limits, ready
 from forge.evaluation.run import Runner
-from forge.tasks.item import Item
+from forge.tasks.item import Item, spread
 from forge.tasks.olmes import Olmes
 
 TASKS = ("arc_easy", "piqa")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -18,7 +18,7 @@ from forge.evaluation.prepared import Ready
 from forge.evaluation.requests import Request
 from forge.evaluation.texts import perplexity
 from forge.statistics.interval import Interval
-from forge.statistics.items import mean
+from forge.statistics.items import mean, wilson
 from forge.tasks.item import Answer, Generated, Prompt, Score
 
 AT_ONCE = 4096
@@ -187,12 +187,27 @@ def summed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
         clusters = [row.get("cluster") or number for number, row in enumerate(having)]
         values = [row["metrics"][name] for row in having]
         metrics[name] = mean(values, weights=weights, clusters=clusters)
+        if weights is None and len(set(clusters)) == len(values):
+            metrics[name] = _as_rate(metrics[name], values)
         if name == "loss" and "token_accuracy" in names:
             loss = metrics[name]
             value = perplexity(loss.value)
             error = None if loss.stderr is None else value * loss.stderr  # by the slope of exp
-            metrics["perplexity"] = Interval(value=value, n=loss.n, stderr=error)
+            low, high = (
+                edge if edge is None else perplexity(edge) for edge in (loss.low, loss.high)
+            )
+            metrics["perplexity"] = Interval(
+                value=value, n=loss.n, stderr=error, low=low, high=high
+            )
     return metrics
+
+
+def _as_rate(estimate: Interval, values: Sequence[float]) -> Interval:
+    """An estimate with Wilson's interval where every item is right or wrong."""
+    if not all(value in (0.0, 1.0) for value in values):
+        return estimate
+    rate = wilson(int(sum(values)), len(values))
+    return replace(estimate, low=rate.low, high=rate.high)
 
 
 def _mixed(count: int) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import binom
+from scipy.stats import binom, binomtest
 
 import forge
 from forge import evaluate, export
@@ -49,6 +49,8 @@ def test_accuracy_of_random_answers_lies_in_its_binomial_interval(
         assert low <= value["value"] <= high
         rate = value["value"]
         assert value["stderr"] == pytest.approx(math.sqrt(rate * (1 - rate) / 399))
+        wilson = binomtest(round(rate * 400), 400).proportion_ci(method="wilson")
+        assert (value["low"], value["high"]) == pytest.approx((wilson.low, wilson.high))
     assert evaluations.latest(tiny_run)["questions"] == summary
     rows = evaluations.item_rows(tiny_run, "questions", 6)
     assert len(rows) == summary["items"] == 400

@@ -9,11 +9,16 @@ import pytest
 import torch
 from parity_run import config_of, main_ranks
 
+from forge.evaluation.cache import Cache
+from forge.evaluation.engine import Engine
 from forge.evaluation.generation import Asked, asked, generated
 from forge.evaluation.parts import Agree, continued_in_parts
+from forge.evaluation.prepared import Ready
+from forge.evaluation.run import Runner
 from forge.models.head import head_of
 from forge.parallel.ranks import Ranks
-from forge.tasks.item import Prompt
+from forge.tasks.item import Item, Judged, Prompt
+from forge.tasks.task import Task
 from forge.training.models import build_model
 
 CPU = torch.device("cpu")
@@ -97,6 +102,37 @@ def test_a_part_continues_its_rows_by_index(count: int) -> None:
         return continued_in_parts(model, CPU, ranks, list(range(count)), write)
 
     assert main_ranks(config, on_rank) == [f"{row} by {row % 2}" for row in range(count)]
+
+
+class Word(Task):
+    """Prompts to continue, each judged by the letters of its text."""
+
+    def judge(self, item: Item, answers: Sequence[Any]) -> Judged:
+        judged_here.append(item.id)
+        return Judged({"letters": float(sum(map(ord, answers[0].texts[0])))})
+
+
+judged_here: list[str] = []
+
+
+def rows_on(config: Any, ranks: Ranks) -> list[Any]:
+    """Rows of five prompts, and the items that this rank has judged."""
+    judged_here.clear()
+    model = build_model(config, CPU, ranks, torch.float64)
+    tokenizer: Any = Letters()
+    asks = [Prompt(text=text, max_tokens=4) for text in ("a", "bcd", "efghi", "q", "xyz")]
+    items = [Item(id=str(number), asks=(ask,)) for number, ask in enumerate(asks)]
+    ready = Ready(name="word", task=Word(), items=items, requests=[[None]] * 5, of=5)
+    engine = Engine(model, device=CPU, ranks=ranks)
+    runner = Runner(engine=engine, tokenizer=tokenizer, cache=Cache(None))
+    (result,) = runner.run([ready])
+    return [result.rows, judged_here]
+
+
+def test_items_are_judged_by_the_ranks_by_index() -> None:
+    alone, _ = rows_on(config_of("llama"), Ranks())
+    config = config_of("llama", "parallel.dp_shard=2")
+    assert main_ranks(config, lambda ranks: rows_on(config, ranks)) == [alone, ["0", "2", "4"]]
 
 
 def test_a_text_that_cannot_be_drawn_is_an_error_on_all_ranks() -> None:

@@ -66,7 +66,7 @@ def test_accuracy_of_random_answers_lies_in_its_binomial_interval(
 def test_an_evaluation_goes_on_where_it_was_killed(
     tiny_run: Path, questions: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    words = [str(tiny_run), str(questions), "eval.tasks_batch_tokens=500"]
+    words = [str(tiny_run), str(questions), "eval.tasks_batch_tokens=100"]
     assert evaluate.main([*words, "--out", str(tiny_run / "whole")]) == 0
     read: list[int] = []
     score = Engine.score

@@ -248,6 +248,13 @@ def test_what_cannot_be_evaluated_is_refused_before_the_model_is_loaded(
     assert "there is no complete checkpoint" in capsys.readouterr().err
     assert evaluate.main([]) == 2
     assert "which run is evaluated?" in capsys.readouterr().err
+    (tmp_path / "folder").mkdir()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 24, "vocab_size": 64, "max_position_embeddings": 32}
+    folder = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **sizes}
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(folder))
+    assert evaluate.main([str(tmp_path / "folder"), str(file)]) == 2
+    assert "has no tokenizer.json" in capsys.readouterr().err
 
 
 def test_a_long_prompt_is_cut_where_that_is_said(tiny_run: Path, tmp_path: Path) -> None:

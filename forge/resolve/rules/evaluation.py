@@ -128,7 +128,8 @@ def tasks(config: Config, eval: Eval) -> Findings:
             yield "eval.tasks", message, "another name"
         elif isinstance(entry, dict) and is_text(entry):
             options = {key: value for key, value in entry.items() if key not in OF_TEXTS}
-            yield from entry_faults(config.data, "eval.tasks", name, options)
+            for key, *fault in entry_faults(config.data, "eval.tasks", name, options):
+                yield key if name in eval.tasks else f"eval.data={eval.data}", *fault
         else:
             yield from faults(name, entry, trust=config.run.trust)
 

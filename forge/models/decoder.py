@@ -21,6 +21,7 @@ from forge.models.cache import KVCache, LayerCache, seen_in, token_positions
 from forge.models.documents import (
     Packed,
     Seen,
+    branches_and_masks,
     packed_in_blocks,
     positions_and_masks,
     scores_or_blocks,
@@ -182,13 +183,15 @@ class Decoder(nn.Module):
         *,
         cache: KVCache | None = None,
         documents: Tensor | None = None,
+        branches: Tensor | None = None,
         noise: Tensor | None = None,
         jitter: Tensor | None = None,
     ) -> Tensor:
         """tokens: [batch, seq] -> hidden states for the output head, [batch, seq, dim].
 
         With a cache the tokens follow the cached tokens, and are added. documents: as of
-        `positions_and_masks`; each document is then read alone. noise: 32 bits of each token, for
+        `positions_and_masks`; each document is then read alone. branches: as of
+        `branches_and_masks`, where `reads_branches`. noise: 32 bits of each token, for
         random numbers in training. jitter: [batch, seq], amount of noise on embeddings, as of
         `Jitter`. Takes hidden states where `reads_tokens` is false. Raises ValueError past
         max_seq_len.
@@ -222,8 +225,8 @@ class Decoder(nn.Module):
         elif start + seq > self.max_seq_len:
             limit = f"model.max_seq_len={self.max_seq_len}"
             raise ValueError(f"{limit}: {start + seq} tokens are too many")
-        elif documents is not None:
-            rows = self.packed(documents)
+        elif documents is not None or branches is not None:
+            rows = self.packed(documents) if branches is None else self.branched(branches)
             positions = rows.positions
         x = self._enter(tokens, start, positions, cache) if self.reads_tokens else tokens
         rotations = self._rotations(start, seq, positions)
@@ -262,6 +265,11 @@ class Decoder(nn.Module):
             return packed_in_blocks(documents, self.spans.values())
         indices = torch.arange(documents.shape[1], device=documents.device)
         return positions_and_masks(documents, self.spans.values(), tokens=indices, queries=indices)
+
+    def branched(self, branches: Tensor) -> Packed:
+        """The positions and masks of rows of texts that share their beginnings, [batch, seq]."""
+        indices = torch.arange(branches.shape[1], device=branches.device)
+        return branches_and_masks(branches, self.spans.values(), tokens=indices, queries=indices)
 
     def _received(self, x: Tensor) -> Tensor:
         if self.norm is None:
@@ -355,6 +363,14 @@ class Decoder(nn.Module):
     def reads_padding(self) -> bool:
         """Whether all layers can tell the text of a row from padding."""
         return all(layer.mixer.reads_documents for _, layer in self.section.in_use())
+
+    @property
+    def reads_branches(self) -> bool:
+        """Whether `hidden` takes `branches`: a smear and a recurrent state read the token before,
+        which is that of another text.
+        """
+        recurrent = any(layer.mixer.recurrent for _, layer in self.section.in_use())
+        return self.reads_padding and not recurrent and not self.section.smear
 
     def new_cache(self, max_len: int | None = None, padding: Tensor | None = None) -> KVCache:
         """Make an empty cache. padding: [batch], number of filler tokens before each row's text."""

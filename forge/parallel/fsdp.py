@@ -176,16 +176,33 @@ class ReshardsOnModeChange(nn.Module):
     """Mixin of a sharded model: frees weights still gathered, in train() and eval().
 
     Between updates the parameters are therefore the trained shards. keeps_gathered: between the
-    micro-batches of a step, whose weights are the same, all weights stay gathered.
+    micro-batches of a step, whose weights are the same, all weights stay gathered. held: inside of
+    `held_gathered`.
     """
 
     keeps_gathered: bool
+    held: bool = False
 
     def train(self, mode: bool = True) -> ReshardsOnModeChange:
-        for module in self.modules():
+        for module in () if self.held else self.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
         return super().train(mode)
+
+
+@contextmanager
+def held_gathered(model: nn.Module) -> Iterator[None]:
+    """Inside, train() and eval() free no weights: ranks that change the mode at other times than
+    others still gather the same weights in the same passes.
+    """
+    parts = [part for part in model.modules() if isinstance(part, ReshardsOnModeChange)]
+    for part in parts:
+        part.held = True
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.held = False
 
 
 @contextmanager

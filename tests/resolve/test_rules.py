@@ -137,6 +137,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch):
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("place")
     (path / "my.txt").write_text("some text")
+    (path / "long.jsonl").write_text(json.dumps({"prompt": "a" * 40, "answer": "bc"}))
     (path / "empty").mkdir()
     (path / "pickled").mkdir()
     (path / "pickled" / "tokenizer.pkl").touch()

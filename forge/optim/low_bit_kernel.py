@@ -7,7 +7,6 @@ go through memory in fp32: 36 bytes a weight in bf16. Here they stay in register
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 from functools import cache
 from typing import Any
@@ -15,18 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.config.optimizers.compiler import compiler_fault
 from forge.optim.adam_update import Options
 from forge.optim.rounding import Noise
+from forge.tensors.triton_kernels import triton_works
 
 VALUES_AT_ONCE = 1024
 """Values of a program of the kernel: 8 of each thread of four warps."""
-
-
-@cache
-def triton_works() -> bool:
-    """Whether Triton is installed, and has the C compiler for its launchers."""
-    return importlib.util.find_spec("triton") is not None and not compiler_fault()
 
 
 def takes(options: Options, weight: Tensor, gradient: Tensor, moment: Any) -> bool:

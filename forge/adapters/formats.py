@@ -96,22 +96,30 @@ def unpack_by_kernel(parts: Parts, weight: Tensor) -> None:
 
 
 @torch.library.custom_op(
-    "forge::unpack", mutates_args=(), schema="(Tensor[] parts, str how, ScalarType to) -> Tensor"
+    "forge::unpack",
+    mutates_args=(),
+    schema="(Tensor[] parts, str how, ScalarType to, Tensor after) -> Tensor",
 )
-def _unpacked(parts: list[Tensor], how: str, to: torch.dtype) -> Tensor:
+def _unpacked(parts: list[Tensor], how: str, to: torch.dtype, after: Tensor) -> Tensor:
     """Unpack as an operator, opaque to a compiler: lookup tables are separate tensors."""
     return unpack(dict(zip(PARTS[how], parts, strict=True)), how, to)
 
 
 @_unpacked.register_fake
-def _(parts: list[Tensor], how: str, to: torch.dtype) -> Tensor:
+def _(parts: list[Tensor], how: str, to: torch.dtype, after: Tensor) -> Tensor:
     codes = parts[0]
     return codes.new_empty((*codes.shape[:-1], codes.shape[-1] * _in_a_code(how)), dtype=to)
 
 
-def unpack_weight(how: str, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return the weight [..., out, in] without gradients. parts: in the order of PARTS."""
-    return _unpacked(list(parts), how, dtype)
+def unpack_weight(
+    how: str, parts: Sequence[Tensor], dtype: torch.dtype, after: Tensor | None = None
+) -> Tensor:
+    """Return the weight [..., out, in] without gradients. parts: in the order of PARTS.
+
+    after: a tensor that the compiler must have before it unpacks; the input of the product or the
+    gradient. Else it unpacks once for both passes, and the weights of all blocks wait in 16 bits.
+    """
+    return _unpacked(list(parts), how, dtype, parts[0] if after is None else after)
 
 
 def _in_a_code(how: str) -> int:

@@ -150,9 +150,10 @@ class Activations:
         return held * self.tokens
 
     def of_block(self, stage: Stage) -> float:
-        """Bytes kept by the largest block of a stage in its own backward pass."""
-        blocks = (self.block(self.model.kind_of(layer)) for layer in stage.layers)
-        return self.tokens * max((block.alone for block in blocks if block), default=0.0)
+        """Bytes kept by the largest block of a stage in its own backward pass, adapters too."""
+        blocks = ((layer, self.block(self.model.kind_of(layer))) for layer in stage.layers)
+        kept = (b.alone + self.beside.of_block(at, self.numbers) for at, b in blocks if b)
+        return self.tokens * max(kept, default=0.0)
 
     def of_documents(self, stage: Stage) -> int:
         """Bytes of masks and rotations, shared by layers to keep documents apart."""

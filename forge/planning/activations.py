@@ -212,8 +212,7 @@ class Activations:
         Without experts over ranks, whose layers are not compiled. Products in few bits read casts
         of their inputs, which are made again from inputs of norms and of the gate.
         """
-        adapted = self.config.adapter.active  # measured: compiled adapters keep more, not less
-        if not self.config.train.compile_model or self._apart or adapted:
+        if not self.config.train.compile_model or self._apart:
             return 0.0
         remade = mixer.remade + last.remade
         if self.config.quantization.in_products:

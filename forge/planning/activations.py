@@ -155,6 +155,18 @@ class Activations:
         kept = (b.alone + self.beside.of_block(at, self.numbers) for at, b in blocks if b)
         return self.tokens * max(kept, default=0.0)
 
+    def recomputes_last(self, stage: Stage) -> bool:
+        """Whether the first block of the backward pass runs again as a whole, all else kept."""
+        storages = [places for _, places in self.places(stage)]
+        return bool(storages) and storages[-1] is not None and not set(storages[-1]) - {INPUT}
+
+    def of_adapters(self, stage: Stage) -> float:
+        """Bytes of products beside adapted matrices in the backward pass of a compiled block."""
+        if not self.config.train.compile_model:
+            return 0.0
+        products = (self.beside.of_products(layer, self.numbers) for layer in stage.layers)
+        return self.tokens * max(products, default=0.0)
+
     def of_documents(self, stage: Stage) -> int:
         """Bytes of masks and rotations, shared by layers to keep documents apart."""
         parallel = self.config.parallel

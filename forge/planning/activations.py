@@ -150,9 +150,22 @@ class Activations:
         return held * self.tokens
 
     def of_block(self, stage: Stage) -> float:
-        """Bytes kept by the largest block of a stage in its own backward pass."""
-        blocks = (self.block(self.model.kind_of(layer)) for layer in stage.layers)
-        return self.tokens * max((block.alone for block in blocks if block), default=0.0)
+        """Bytes kept by the largest block of a stage in its own backward pass, adapters too."""
+        blocks = ((layer, self.block(self.model.kind_of(layer))) for layer in stage.layers)
+        kept = (b.alone + self.beside.of_block(at, self.numbers) for at, b in blocks if b)
+        return self.tokens * max(kept, default=0.0)
+
+    def recomputes_last(self, stage: Stage) -> bool:
+        """Whether the first block of the backward pass runs again as a whole, all else kept."""
+        storages = [places for _, places in self.places(stage)]
+        return bool(storages) and storages[-1] is not None and not set(storages[-1]) - {INPUT}
+
+    def of_adapters(self, stage: Stage) -> float:
+        """Bytes of products beside adapted matrices in the backward pass of a compiled block."""
+        if not self.config.train.compile_model:
+            return 0.0
+        products = (self.beside.of_products(layer, self.numbers) for layer in stage.layers)
+        return self.tokens * max(products, default=0.0)
 
     def of_documents(self, stage: Stage) -> int:
         """Bytes of masks and rotations, shared by layers to keep documents apart."""
@@ -213,8 +226,7 @@ class Activations:
         Without experts over ranks, whose layers are not compiled. Products in few bits read casts
         of their inputs, which are made again from inputs of norms and of the gate.
         """
-        adapted = self.config.adapter.active  # measured: compiled adapters keep more, not less
-        if not self.config.train.compile_model or self._apart or adapted:
+        if not self.config.train.compile_model or self._apart:
             return 0.0
         remade = mixer.remade + last.remade
         if self.config.quantization.in_products:

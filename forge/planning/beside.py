@@ -43,6 +43,20 @@ class Beside:
             extra -= entering
         return extra
 
+    def of_products(self, number: int, numbers: Numbers) -> float:
+        """Bytes of a token for the outputs of adapters of a block and their gradients, until the
+        compiler adds them up: three times those into the feed-forward, as measured.
+        """
+        kind = self.model.kind_of(number)
+        tensors = within(f"blocks.{number}", self.model.block_tensors(kind))
+        wide = (
+            tensor.shape[-2] / (self.tp if tensor.cut(self.tp) == len(tensor.shape) - 2 else 1)
+            for tensor in tensors
+            if tensor.role == MATRIX and ".feed_forward." in tensor.name and not tensor.residual
+            if self.adapter.rank_of(tensor)
+        )
+        return 3 * numbers.width * sum(wide)
+
     def of_head(self, numbers: Numbers, tokens: int) -> float:
         """Extra bytes of the output head: its input, and the weight merged with an adapter."""
         tables, outputs = self.model.outside()

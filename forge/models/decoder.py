@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -15,7 +14,6 @@ from forge.config.model.attention_options import Span
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.moe import is_moe_layer
 from forge.config.model.skips.backout import middle
-from forge.config.model.tensors import BIAS, ByDepth, Drawn
 from forge.models.balance import Balanced
 from forge.models.cache import KVCache, LayerCache, seen_in, token_positions
 from forge.models.documents import (
@@ -28,6 +26,7 @@ from forge.models.documents import (
 )
 from forge.models.dropout import Drawing, Jitter, Noise, StreamDropout
 from forge.models.head import Head, OutputHead, weight_of
+from forge.models.init import TableValues
 from forge.models.mixin import mix_in
 from forge.models.moe import MoE
 from forge.models.norm import NORMS, make_norm
@@ -120,7 +119,7 @@ ADDED = {"learned": Positions, "sinusoidal": Sinusoids}
 BUFFERED = PositionTable | Sinusoids | Router | RoutingRecord | Drawing
 
 
-class Decoder(nn.Module):
+class Decoder(TableValues, nn.Module):
     """Token ids to next-token logits, or a stage of the model, cut out by `keep`.
 
     A stage takes hidden states instead of tokens, or gives hidden states, or both. Weights are
@@ -132,6 +131,8 @@ class Decoder(nn.Module):
     residual_dtype: torch.dtype | None = None
     jitter_width: Tensor | None = None
     in_blocks: bool = False
+
+    mtp: nn.ModuleDict  # modules for further tokens, by their depth from 0
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
@@ -196,7 +197,8 @@ class Decoder(nn.Module):
         `Jitter`. Takes hidden states where `reads_tokens` is false. Raises ValueError past
         max_seq_len.
         """
-        beside = {"documents": documents, "noise": noise, "jitter": jitter}
+        rows = {"documents": documents, "branches": branches}
+        beside = {**rows, "noise": noise, "jitter": jitter}
         return self.to_head(self._read(tokens, cache=cache, **beside))
 
     def to_head(self, x: Tensor) -> Tensor:
@@ -211,6 +213,7 @@ class Decoder(nn.Module):
         *,
         cache: KVCache | None = None,
         documents: Tensor | None = None,
+        branches: Tensor | None = None,
         noise: Tensor | None = None,
         jitter: Tensor | None = None,
     ) -> Tensor:
@@ -225,9 +228,11 @@ class Decoder(nn.Module):
         elif start + seq > self.max_seq_len:
             limit = f"model.max_seq_len={self.max_seq_len}"
             raise ValueError(f"{limit}: {start + seq} tokens are too many")
-        elif documents is not None or branches is not None:
-            rows = self.packed(documents) if branches is None else self.branched(branches)
-            positions = rows.positions
+        elif branches is not None:
+            rows = self.branched(branches)
+        elif documents is not None:
+            rows = self.packed(documents)
+        positions = positions if rows is None else rows.positions
         x = self._enter(tokens, start, positions, cache) if self.reads_tokens else tokens
         rotations = self._rotations(start, seq, positions)
         seen: dict[Span, Seen] = {}
@@ -385,28 +390,3 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, BUFFERED):
                 module.reset_buffers()
-
-    def init_std(self, name: str) -> float:
-        """Initial standard deviation of parameter `name`: init_std, times 1/sqrt(2 * n_layers) for
-        an output into the residual stream (GPT-2; Radford et al. 2019, section 2.3); 0 for biases
-        of experts.
-        """
-        tensor = self.table[name]
-        if tensor.std is not None:
-            return tensor.std
-        if tensor.role == BIAS:
-            return 0.0
-        if self.section.init_scale_residual and tensor.residual:
-            return self.section.init_std / math.sqrt(2 * self.section.n_layers)
-        return self.section.init_std
-
-    def init_range(self, name: str) -> Drawn | None:
-        """The distribution of the initial values of a matrix; None = normal, with init_std."""
-        initial = self.table[name].initial
-        return initial if isinstance(initial, Drawn) else None
-
-    def init_value(self, name: str) -> float | Drawn:
-        """The initial value of a vector, or the distribution of the values."""
-        initial = self.table[name].initial
-        assert not isinstance(initial, ByDepth), name
-        return initial

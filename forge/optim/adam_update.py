@@ -35,7 +35,7 @@ class Options(NamedTuple):
 def update_weight(
     options: Options, weight: Tensor, *others: Any, rate: float, decay: float
 ) -> None:
-    """Update in place, see `_update`. On CUDA it is a single kernel that reads and writes each value
+    """Update in place, see `_update`. On CUDA a single kernel reads and writes each value
     once: compiled, or of `forge.optim.low_bit_kernel` with moments of 8 or 4 bits.
     """
     if not weight.is_cuda:

@@ -5,13 +5,14 @@ Triton comes with torch's CUDA build; only `forge.optim.low_bit_kernel` imports 
 
 from __future__ import annotations
 
-
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 
 @triton.jit
-def load_moment(codes, scale, values, at, here, BITS: tl.constexpr, BLOCK: tl.constexpr):  # pragma: no cover
+def load_moment(
+    codes, scale, values, at, here, BITS: tl.constexpr, BLOCK: tl.constexpr
+):  # pragma: no cover
     """The moment in fp32, [blocks, BLOCK]."""
     if BITS == 4:
         half: tl.constexpr = BLOCK // 2
@@ -46,7 +47,15 @@ def guessed_code(x, SIGNED: tl.constexpr):  # pragma: no cover
 
 @triton.jit
 def store_moment(
-    codes, scale, bounds, moment, at, here, BITS: tl.constexpr, SIGNED: tl.constexpr, BLOCK: tl.constexpr
+    codes,
+    scale,
+    bounds,
+    moment,
+    at,
+    here,
+    BITS: tl.constexpr,
+    SIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # pragma: no cover
     """Write codes and scales of a moment, [blocks, BLOCK].
 

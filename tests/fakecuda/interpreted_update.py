@@ -52,7 +52,11 @@ def updated(by_kernel: bool, kind: str, dtype: torch.dtype, shape: tuple[int, ..
             else:
                 _update(options, parameter, *others, torch.tensor(0.1), torch.tensor(0.1))
     # The interpreter cuts to bf16 where a GPU rounds: `rounded` is near the reference, not equal.
-    return [parameter.detach(), *optimizer.state[parameter].values(), *([] if rounded is None else [rounded])]
+    return [
+        parameter.detach(),
+        *optimizer.state[parameter].values(),
+        *([] if rounded is None else [rounded]),
+    ]
 
 
 def compared() -> dict[str, list[tuple[float, float]]]:
@@ -61,7 +65,9 @@ def compared() -> dict[str, list[tuple[float, float]]]:
     for kind in ("8bit", "4bit"):
         for dtype in (torch.float32, torch.bfloat16):
             for shape in ((3, 8, 512), (130, 96)):
-                pairs = zip(*(updated(act, kind, dtype, shape) for act in (False, True)), strict=True)
+                pairs = zip(
+                    *(updated(act, kind, dtype, shape) for act in (False, True)), strict=True
+                )
                 results[f"{kind} {dtype} {shape}"] = [
                     (
                         (a == b).double().mean().item(),

@@ -67,6 +67,7 @@ scheduler=cosine | trainer.scheduler | constant_with_warmup is scheduler=constan
 train.activation_checkpointing | trainer.activation_checkpointing fsdp.activation_checkpointing | none, full or selective instead of a switch
 checkpoint.async_mode | trainer.async_checkpoint async_checkpointing | disabled, async or async_with_pinned_mem instead of a switch
 eval.interval | eval.every_n_steps | with eval.enabled=true
+eval.tasks | eval.benchmarks | entries of the group task; those of lm-eval: python -m forge.evaluate RUN lm_eval=[...]
 eval.metric | eval.early_stopping_metric | loss, not eval_loss
 metrics | logging.backends | one switch each: metrics.enable_console, metrics.enable_tensorboard, metrics.enable_wandb; others are added, such as +tracker=mlflow
 metrics.wandb_run_name | logging.run_name | run.name names the run directory
@@ -278,8 +279,12 @@ metrics.enable_tensorboard | enable_tensorboard | off by default
 parallel.dp_shard | rollout_data_parallelism | completions are written in the layout of training
 parallel.tp | rollout_tensor_parallelism | completions are written in the layout of training
 parallel.ep | rollout_expert_parallelism | completions are written in the layout of training
+rollout.stop | stop_strings | a list
 objective.beta | grpo_beta | its estimate there is k1, whose expected gradient is 0: objective.kl
 objective.ratio_level | loss_algo | gspo-token is sequence_token
+environment=python | use_agentic_rollout | any option of the group environment: turns of the model and of tools
+rollout.batch_size | max_concurrency | completions that are drawn, or asked of a server, at a time
+rollout.weights_interval | off_policy_steps | of rollout=openai: rollouts between two hand-overs of the weights
 data.system_prompt | system_prompt | of data=prompts
 eval.tasks_items | num_test_batches | of tasks that generate, in eval.tasks
 data.val_fraction | train_fraction | the share that is held out

@@ -209,9 +209,11 @@ class Decoder(nn.Module):
         elif start + seq > self.max_seq_len:
             limit = f"model.max_seq_len={self.max_seq_len}"
             raise ValueError(f"{limit}: {start + seq} tokens are too many")
-        elif documents is not None or branches is not None:
-            rows = self.packed(documents) if branches is None else self.branched(branches)
-            positions = rows.positions
+        elif branches is not None:
+            rows = self.branched(branches)
+        elif documents is not None:
+            rows = self.packed(documents)
+        positions = positions if rows is None else rows.positions
         x = self._enter(tokens, start, positions, cache) if self.reads_tokens else tokens
         rotations = self._rotations(start, seq, positions)
         seen: dict[Span, Seen] = {}

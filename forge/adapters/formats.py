@@ -7,14 +7,17 @@ rows. A packed weight is several tensors, by the names of `forge.config.adapters
 from __future__ import annotations
 
 import functools
+import importlib
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from forge.config.adapters.packed import AT_ONCE, BLOCK, PARTS
+from forge.tensors.triton_kernels import triton_works
 
 Parts = Mapping[str, Tensor]
 NF4 = (
@@ -24,6 +27,8 @@ NF4 = (
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
 """The values of 4-bit NormalFloat (QLoRA, arXiv:2305.14314, appendix E)."""
+BLOCKS_AT_ONCE = 32
+"""Blocks of a program of the kernel: 16 values of each thread of four warps."""
 LEAST = 1e-38
 """Divisor of a block of zeros."""
 
@@ -56,6 +61,10 @@ def unpack(parts: Parts, how: str, dtype: torch.dtype) -> Tensor:
     codes = parts["codes"]
     width = codes.shape[-1] * _in_a_code(how)
     weight = torch.empty(*codes.shape[:-1], width, dtype=dtype, device=codes.device)
+    by_kernel = codes.is_cuda and how != "int8" and dtype != torch.float64
+    if by_kernel and weight.numel() and triton_works():
+        unpack_by_kernel(flat, weight)
+        return weight
     rows = weight.view(-1, width)
     n_rows = max(1, AT_ONCE // max(1, width))
     for start in range(0, len(rows), n_rows):
@@ -64,23 +73,53 @@ def unpack(parts: Parts, how: str, dtype: torch.dtype) -> Tensor:
     return weight
 
 
+def unpack_by_kernel(parts: Parts, weight: Tensor) -> None:
+    """Unpack 4-bit NormalFloat into a weight by one kernel, with the bits of `Format.unpack`: a
+    tenth of the bytes of its operators, and none between.
+    """
+    kernels: Any = importlib.import_module("forge.adapters.unpack_triton")
+    blocks, device = weight.numel() // BLOCK, weight.device
+    double = "row_scales" in parts
+    kernels.unpack_nf4[(math.ceil(blocks / BLOCKS_AT_ONCE),)](
+        parts["codes"].contiguous(),
+        parts["scale_codes" if double else "scales"].contiguous(),
+        parts["row_scales"].contiguous() if double else None,
+        _nf4_table(device),
+        _dynamic_table(device) if double else None,
+        weight,
+        blocks,
+        weight.shape[-1] // BLOCK,
+        BLOCK=BLOCK,
+        BLOCKS=BLOCKS_AT_ONCE,
+        enable_fp_fusion=False,  # a fused product and sum would have other bits
+    )
+
+
 @torch.library.custom_op(
-    "forge::unpack", mutates_args=(), schema="(Tensor[] parts, str how, ScalarType to) -> Tensor"
+    "forge::unpack",
+    mutates_args=(),
+    schema="(Tensor[] parts, str how, ScalarType to, Tensor after) -> Tensor",
 )
-def _unpacked(parts: list[Tensor], how: str, to: torch.dtype) -> Tensor:
+def _unpacked(parts: list[Tensor], how: str, to: torch.dtype, after: Tensor) -> Tensor:
     """Unpack as an operator, opaque to a compiler: lookup tables are separate tensors."""
     return unpack(dict(zip(PARTS[how], parts, strict=True)), how, to)
 
 
 @_unpacked.register_fake
-def _(parts: list[Tensor], how: str, to: torch.dtype) -> Tensor:
+def _(parts: list[Tensor], how: str, to: torch.dtype, after: Tensor) -> Tensor:
     codes = parts[0]
     return codes.new_empty((*codes.shape[:-1], codes.shape[-1] * _in_a_code(how)), dtype=to)
 
 
-def unpack_weight(how: str, parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return the weight [..., out, in] without gradients. parts: in the order of PARTS."""
-    return _unpacked(list(parts), how, dtype)
+def unpack_weight(
+    how: str, parts: Sequence[Tensor], dtype: torch.dtype, after: Tensor | None = None
+) -> Tensor:
+    """Return the weight [..., out, in] without gradients. parts: in the order of PARTS.
+
+    after: a tensor that the compiler must have before it unpacks; the input of the product or the
+    gradient. Else it unpacks once for both passes, and the weights of all blocks wait in 16 bits.
+    """
+    return _unpacked(list(parts), how, dtype, parts[0] if after is None else after)
 
 
 def _in_a_code(how: str) -> int:
@@ -162,6 +201,11 @@ def _dynamic_table(device: torch.device) -> Tensor:
 def _borders(values: tuple[float, ...], device: torch.device) -> Tensor:
     table = torch.tensor(values, device=device)
     return (table[:-1] + table[1:]) / 2
+
+
+@functools.cache
+def _nf4_table(device: torch.device) -> Tensor:
+    return torch.tensor(NF4, device=device)
 
 
 @functools.cache

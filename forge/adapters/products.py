@@ -26,12 +26,12 @@ class Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, how: str, *parts: Tensor) -> Tensor:
         ctx.save_for_backward(*parts)
         ctx.how = how
-        return F.linear(x, unpack_weight(how, parts, x.dtype))
+        return F.linear(x, unpack_weight(how, parts, x.dtype, x))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         parts = ctx.saved_tensors  # read once: a recomputed block allows a single read
-        weight = unpack_weight(ctx.how, parts, gradient.dtype)
+        weight = unpack_weight(ctx.how, parts, gradient.dtype, gradient)
         return gradient @ weight, None, *(None for _ in parts)
 
 
@@ -45,12 +45,12 @@ class OfExperts(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(counts, *parts)
         ctx.grouped, ctx.how = grouped, how
-        return _product(x, unpack_weight(how, parts, x.dtype).transpose(1, 2), counts, grouped)
+        return _product(x, unpack_weight(how, parts, x.dtype, x).transpose(1, 2), counts, grouped)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         counts, *parts = ctx.saved_tensors
-        weight = unpack_weight(ctx.how, tuple(parts), gradient.dtype)
+        weight = unpack_weight(ctx.how, tuple(parts), gradient.dtype, gradient)
         by_x = _product(gradient.contiguous(), weight, counts, ctx.grouped)
         return by_x, None, None, None, *(None for _ in parts)
 
@@ -63,12 +63,12 @@ class OfEqualExperts(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, how: str, *parts: Tensor) -> Tensor:
         ctx.save_for_backward(*parts)
         ctx.how = how
-        return torch.bmm(x, unpack_weight(how, parts, x.dtype).transpose(1, 2))
+        return torch.bmm(x, unpack_weight(how, parts, x.dtype, x).transpose(1, 2))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         parts = ctx.saved_tensors
-        weight = unpack_weight(ctx.how, parts, gradient.dtype)
+        weight = unpack_weight(ctx.how, parts, gradient.dtype, gradient)
         return torch.bmm(gradient, weight), None, *(None for _ in parts)
 
 

@@ -61,6 +61,11 @@ def as_scores(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)
 
 
+def scores_or_blocks(seen: Seen, dtype: torch.dtype) -> Seen:
+    """A mask as a summand of scores; blocks unchanged."""
+    return as_scores(seen, dtype) if isinstance(seen, Tensor) else seen
+
+
 def branches_and_masks(
     branches: Tensor, spans: Iterable[Span], *, tokens: Tensor, queries: Tensor
 ) -> Packed:

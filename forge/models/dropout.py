@@ -8,6 +8,7 @@ of other ranks. Nothing is saved for backward: masks are computed again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -123,7 +124,8 @@ class _Dropped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _dropped(gradients[0], *ctx.saved_tensors, *ctx.how), None, None, None, None
+        (g,) = gradients
+        return _dropped_again(g, g, *ctx.saved_tensors, *ctx.how), None, None, None, None
 
 
 class _OfDropped(torch.autograd.Function):
@@ -138,12 +140,24 @@ class _OfDropped(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, *noise = ctx.saved_tensors
-        seen = _dropped(x, *noise, *ctx.how).flatten(0, -2)
-        of_weight = gradients[0].flatten(0, -2).T @ seen
-        of_x = (
-            _dropped(gradients[0] @ weight, *noise, *ctx.how) if ctx.needs_input_grad[0] else None
-        )
+        (g,) = gradients
+        seen = _dropped_again(x, g, *noise, *ctx.how).flatten(0, -2)
+        of_weight, of_x = g.flatten(0, -2).T @ seen, None
+        if ctx.needs_input_grad[0]:
+            of_x = _dropped_again(g @ weight, g, *noise, *ctx.how)
         return of_x, of_weight, None, None, None, None
+
+
+def _dropped_again(
+    x: Tensor, gradient: Tensor, bits: Tensor, keys: Tensor, rate: float, first: int
+) -> Tensor:
+    """Drop the features of x that forward dropped.
+
+    The keys are read behind the gradient, which is never above infinity: else a compiler draws once
+    for both passes, and keeps masks and dropped tensors in place of the few bits of a token.
+    """
+    never = gradient[(0,) * gradient.ndim] > math.inf
+    return _dropped(x, bits, keys ^ never.to(keys.dtype), rate, first)
 
 
 def _dropped(x: Tensor, bits: Tensor, keys: Tensor, rate: float, first: int) -> Tensor:

@@ -150,9 +150,22 @@ class Activations:
         return held * self.tokens
 
     def of_block(self, stage: Stage) -> float:
-        """Bytes kept by the largest block of a stage in its own backward pass."""
-        blocks = (self.block(self.model.kind_of(layer)) for layer in stage.layers)
-        return self.tokens * max((block.alone for block in blocks if block), default=0.0)
+        """Bytes kept by the largest block of a stage in its own backward pass, adapters too."""
+        blocks = ((layer, self.block(self.model.kind_of(layer))) for layer in stage.layers)
+        kept = (b.alone + self.beside.of_block(at, self.numbers) for at, b in blocks if b)
+        return self.tokens * max(kept, default=0.0)
+
+    def recomputes_last(self, stage: Stage) -> bool:
+        """Whether the first block of the backward pass runs again as a whole, all else kept."""
+        storages = [places for _, places in self.places(stage)]
+        return bool(storages) and storages[-1] is not None and not set(storages[-1]) - {INPUT}
+
+    def of_adapters(self, stage: Stage) -> float:
+        """Bytes of products beside adapted matrices in the backward pass of a compiled block."""
+        if not self.config.train.compile_model:
+            return 0.0
+        products = (self.beside.of_products(layer, self.numbers) for layer in stage.layers)
+        return self.tokens * max(products, default=0.0)
 
     def of_documents(self, stage: Stage) -> int:
         """Bytes of masks and rotations, shared by layers to keep documents apart."""
@@ -180,8 +193,10 @@ class Activations:
         if mixer is None or last is None:
             return None
         stream, entering = self.residual * layer.dim // self.cut, numbers.width * layer.dim
-        before_last = 0 if kind.moe else entering  # experts count their input themselves
-        around = self._norms(layer) // self.cut + entering + before_last
+        mixes, feeds = not layer.mixer.absent, not layer.feed_forward.absent
+        # Experts count their input themselves.
+        inputs = entering * (mixes + (feeds and not kind.moe))
+        around = self._norms(layer) * (mixes + feeds) // self.cut + inputs
         around += stream if layer.rescaled else 0  # for the gradient of its scalar
         unread = frozenset({LAST} if not (layer.norms_after or kind.moe) else ())
         of_layers = layer.moe.kept_around(layer, numbers, rows=rows) if kind.moe else 0.0
@@ -201,9 +216,9 @@ class Activations:
         return self.config.parallel.ep > 1
 
     def _norms(self, layer: Decoder) -> int:
-        """Bytes of the inputs of norms before the two layers, and after."""
+        """Bytes of the inputs of norms before a layer of a block, and after."""
         before, after = bool(layer.norms_before), bool(layer.norms_after)
-        return 2 * layer.dim * (self.residual * before + self.numbers.width * after)
+        return layer.dim * (self.residual * before + self.numbers.width * after)
 
     def _remade(self, mixer: Kept, last: Kept, entering: int) -> float:
         """Bytes that a compiled block computes again.
@@ -211,8 +226,7 @@ class Activations:
         Without experts over ranks, whose layers are not compiled. Products in few bits read casts
         of their inputs, which are made again from inputs of norms and of the gate.
         """
-        adapted = self.config.adapter.active  # measured: compiled adapters keep more, not less
-        if not self.config.train.compile_model or self._apart or adapted:
+        if not self.config.train.compile_model or self._apart:
             return 0.0
         remade = mixer.remade + last.remade
         if self.config.quantization.in_products:

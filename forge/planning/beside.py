@@ -34,7 +34,7 @@ class Beside:
         entering = numbers.width * layer.dim
         for part in ["attention"] if kind.moe else ["attention", "feed_forward"]:
             of_part = [tensor for tensor in matrices if tensor.name.startswith(f"{name}.{part}.")]
-            if not self._reads_input(of_part):
+            if of_part and not self._reads_input(of_part):
                 extra -= entering
         if not kind.moe and (down := self._unread_down(matrices)):
             extra -= numbers.width * down.shape[-1] / numbers.tp
@@ -42,6 +42,20 @@ class Beside:
         if kind.moe and alone and not self.is_trained(f"{name}.feed_forward.router.weight"):
             extra -= entering
         return extra
+
+    def of_products(self, number: int, numbers: Numbers) -> float:
+        """Bytes of a token for the outputs of adapters of a block and their gradients, until the
+        compiler adds them up: three times those into the feed-forward, as measured.
+        """
+        kind = self.model.kind_of(number)
+        tensors = within(f"blocks.{number}", self.model.block_tensors(kind))
+        wide = (
+            tensor.shape[-2] / (self.tp if tensor.cut(self.tp) == len(tensor.shape) - 2 else 1)
+            for tensor in tensors
+            if tensor.role == MATRIX and ".feed_forward." in tensor.name and not tensor.residual
+            if self.adapter.rank_of(tensor)
+        )
+        return 3 * numbers.width * sum(wide)
 
     def of_head(self, numbers: Numbers, tokens: int) -> float:
         """Extra bytes of the output head: its input, and the weight merged with an adapter."""

@@ -169,7 +169,8 @@ class _OfRank:
         rotary = [layer.rotary_dim for layer in map(self.model.of_kind, kinds) if layer.is_rotary]
         parts = {"rotary tables": 2 * FP32 * sum(rotary) * self.model.max_seq_len}
         if config.adapter.packed_format:
-            unpacked = partial(config.adapter.unpacked_bytes, width=self.width)
+            on_cuda = config.run.device == "cuda"
+            unpacked = partial(config.adapter.unpacked_bytes, width=self.width, cuda=on_cuda)
             made = largest(config, self.model, self.share, unpacked)
             parts["weights made again"] = round(made)
         if config.quantization.zeroes:
@@ -205,7 +206,9 @@ class _OfRank:
     def _backward_begins(self, before: Mapping[str, int]) -> dict[str, int]:
         """Parts as the first blocks of the backward pass, and the head, have gradients."""
         parts = {"gathered weights": self._gathered("two_blocks")} | self._kept()
-        parts["gradients inside a block"] = round(OF_BLOCK * self._block())
+        if self.activations.recomputes_last(self.stage):
+            parts["activations"] = parts.get("activations", 0) + self._block()
+        parts["gradients inside a block"] = self._inside_block()
         return parts | self._gradients_of(self._trained().outside_at_once, before)
 
     def _backward_ends(self, before: Mapping[str, int]) -> dict[str, int]:
@@ -216,7 +219,7 @@ class _OfRank:
         shards = max(self.config.parallel.fsdp, 1)
         parts = {"gathered weights": self._gathered("two_blocks")}
         parts["activations"] = self._block()
-        parts["gradients inside a block"] = round(OF_BLOCK * self._block())
+        parts["gradients inside a block"] = self._inside_block()
         if self.config.train.optimizer_in_backward:
             return parts | self._gradients_of(trained.block, before)
         missing = trained.outside - trained.outside_at_once + trained.block // 2
@@ -254,6 +257,10 @@ class _OfRank:
     def _block(self) -> int:
         """Bytes kept by the largest block while its backward pass runs."""
         return round(self.activations.of_block(self.stage))
+
+    def _inside_block(self) -> int:
+        """Bytes of tensors that live within the backward pass of a block alone."""
+        return round(OF_BLOCK * self._block() + self.activations.of_adapters(self.stage))
 
     def _trained(self) -> Share:
         if param_groups.some_frozen(self.config):

@@ -132,3 +132,23 @@ def test_the_compiled_update_is_one_graph_with_the_same_values(kind):
         results.append([parameter.detach(), *optimizer.state[parameter].values()])
     assert len(graphs) == 1
     assert all(map(torch.equal, *results))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", ["8bit", "4bit"])
+def test_the_kernel_on_a_gpu_updates_as_the_cpu(kind):
+    section = AdamWLowBit(**OPTIONS, weight_decay=0.1, state_format=kind)
+    results = []
+    for device in ("cpu", "cuda"):
+        parameters = [torch.nn.Parameter(p.detach().to(device)) for p in parameters_of(SHAPES[:2])]
+        optimizer = LowBitAdamW(parameters, section)
+        for step in range(3):
+            torch.manual_seed(step)
+            for parameter in parameters:
+                parameter.grad = torch.randn(parameter.shape).to(device)
+            optimizer.step()
+        state = [value for p in parameters for value in optimizer.state[p].values()]
+        results.append([tensor.detach().cpu().float() for tensor in (*parameters, *state)])
+    for ours, reference in zip(*results, strict=True):
+        assert (ours - reference).norm() <= 1e-3 * reference.norm()

@@ -22,6 +22,7 @@ from forge.resolve.rules.all import RULES
 from forge.rundir import checkpoints, saved_config
 
 NOTHING_TO_TYPE = {
+    "model.branches": "a choice to leave out",
     "eval.tasks": "a path",
     "rewards": "a path",
     "environment": "an entry of a group",

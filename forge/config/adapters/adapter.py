@@ -147,7 +147,9 @@ class Adapter(Section):
         """Bytes of a rank's part of a parameter. width: bytes of an unpacked number."""
         return width * math.prod(shape)
 
-    def unpacked_bytes(self, tensor: TensorSpec, shape: tuple[int, ...], *, width: int) -> int:
+    def unpacked_bytes(
+        self, tensor: TensorSpec, shape: tuple[int, ...], *, width: int, cuda: bool
+    ) -> int:
         """Most bytes of a packed weight unpacked for a product; 0 = the weight is not packed."""
         return 0
 

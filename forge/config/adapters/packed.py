@@ -64,8 +64,13 @@ def packed_bytes(shape: tuple[int, ...], format: str) -> int:
     return math.prod(rows) * sum(width * part.bytes for part, width in widths)
 
 
-def made_bytes(shape: tuple[int, ...], width: int) -> int:
-    """Most bytes of a weight made again, with its source tensors. width: of a number."""
+def made_bytes(shape: tuple[int, ...], width: int, *, by_kernel: bool = False) -> int:
+    """Most bytes of a weight made again, with its source tensors. width: of a number.
+
+    by_kernel: whether one kernel makes it, with no tensor between.
+    """
     values = math.prod(shape)
+    if by_kernel:
+        return width * values
     # values of the codes, values times scales, and the sources of the scales
     return width * values + round((2 * FP32 + 10 * FP32 / BLOCK) * min(values, AT_ONCE))

@@ -41,5 +41,8 @@ class QLoRA(LoRA):
             return packed_bytes(shape, self.packed_format)
         return super().resident_bytes(tensor, shape, width=width)
 
-    def unpacked_bytes(self, tensor: TensorSpec, shape: tuple[int, ...], *, width: int) -> int:
-        return made_bytes(shape, width) if self.packs(tensor) else 0
+    def unpacked_bytes(
+        self, tensor: TensorSpec, shape: tuple[int, ...], *, width: int, cuda: bool
+    ) -> int:
+        by_kernel = cuda and self.base_format == "nf4"
+        return made_bytes(shape, width, by_kernel=by_kernel) if self.packs(tensor) else 0

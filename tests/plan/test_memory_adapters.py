@@ -90,9 +90,9 @@ def test_only_what_is_trained_has_gradients_and_state(formats: str) -> None:
     [LORA, f"{LORA} adapter.dropout=0", "adapter=qlora adapter.rank=4 adapter.dropout=0.1"],
     ids=["dropout", "plain", "few bits"],
 )
-def test_compiled_adapters_keep_no_masks_and_no_unpacked_weights(words: str) -> None:
+def test_compiled_adapters_keep_what_the_estimate_says(words: str) -> None:
     """Storages that autograd saves in forward, with torch's partitioner of compiled graphs: what is
-    drawn or unpacked again in backward must not be taken for what forward had.
+    unpacked again in backward must not be taken for what forward had.
     """
     compiled = ("precision=fp32", "train.compile_model=true")
     sizes = SIZES | WIDE | {"n_layers": 2}

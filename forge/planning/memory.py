@@ -283,6 +283,7 @@ class _OfRank:
             capped=model.final_logits_soft_cap > 0,
             compiled=config.train.compile_model and parallel.tp == 1,
             trained=self._trained().outside_at_once > 0,
+            further=model.mtp_num_layers,
         )
         # Copies of the weight and of its gradient in fp32.
         copied = 2 * FP32 * vocab * model.dim if head.width > self.width else 0

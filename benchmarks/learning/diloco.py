@@ -42,9 +42,10 @@ BETWEEN = ("hsdp", "diloco")
 READING = """
 Twenty or sixty outer steps from random weights are far from the paper's runs, which begin with a
 trained model and join seldom. Here the defaults (outer lr 0.3, momentum 0.9, those of MaxText)
-are behind the plain mean of the replicas at H = 30, more frequent joins are worse, and so is a larger
-outer rate. A guess that was not tested: with momentum 0.9 a change that goes on in one direction is
-taken up to ten times, which is too far here. The plain mean is the best of these arms at H = 30. Data parallelism is ahead of all of them at equal tokens."""
+are behind the plain mean of the replicas at H = 30, more frequent joins are worse, and so is a
+larger outer rate. A guess that was not tested: with momentum 0.9 a change that goes on in one
+direction is taken up to ten times, which is too far here. Data parallelism is ahead of all of
+these arms at equal tokens."""
 
 
 def main() -> None:

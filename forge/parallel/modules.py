@@ -90,6 +90,12 @@ class CutSequences:
         self.sequences.cut = cache is None
         return super().hidden(tokens, cache=cache, **more)  # type: ignore[misc]
 
+
+class CutFurther:
+    """Mixin of a decoder that predicts further tokens; objectives ask for its method by name."""
+
+    sequences: Sequences
+
     def hidden_ahead(self, tokens: Tensor, **more: Any) -> tuple[Tensor, ...]:
         self.sequences.cut = True
         return super().hidden_ahead(tokens, **more)  # type: ignore[misc]
@@ -99,4 +105,6 @@ def cut_sequences(model: Any) -> Sequences:
     """Make the decoder note at each reading whether sequences are cut."""
     if not isinstance(model, CutSequences):
         mix_in(model, CutSequences, sequences=Sequences())
+        if hasattr(model, "hidden_ahead"):
+            mix_in(model, CutFurther)
     return model.sequences

@@ -9,7 +9,8 @@
 The peer is HFLM, lm-eval's model of transformers, in the same process and with as many threads. Its
 weights are those that transformers' own reader finds in the GGUF file, its tokenizer the
 tokenizer.json that forge.import writes: transformers' reader makes one that joins spaces before
-digits otherwise than SmolLM2's own. That changes 4 of the 200 items of PIQA.
+digits, where llama.cpp's rule of this kind sets each digit apart. SmolLM2's own tokenizer.json was
+not at hand. The difference changes 4 of the 200 items of PIQA.
 Both answer the same items part by part, in turns, since other programs may share the machine. CPU
 seconds are those of this process, so they do not count the others' turns. Exits with 1 where an
 answer differs. The page is a section of benchmarks/results/evaluation_peers.md.

@@ -27,16 +27,16 @@ test: install lint ## what CI runs
 fast: install ## the tests that take seconds
 	$(BIN)/python -m pytest $(AT_ONCE) -m 'not slow and not nightly'
 
-oldest: $(OLDEST)/.installed ## the same on the oldest torch, Hydra and OmegaConf that setup.cfg allows, in an environment of its own
-	$(OLDEST)/bin/python -m pytest $(AT_ONCE) -m 'not slow'
+oldest: $(OLDEST)/.installed ## the fast tests on the oldest torch, Hydra and OmegaConf that setup.cfg allows, in an environment of its own
+	$(OLDEST)/bin/python -m pytest $(AT_ONCE) -m 'not slow and not nightly'
 
 $(OLDEST)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check 'torch==2.11.*' 'hydra-core==1.3.8' 'omegaconf==2.3.1' --editable '.[dev]'
 	touch $@
 
-newest: $(NEWEST)/.installed ## the same on the newest torch, Hydra, OmegaConf and transformers
-	$(NEWEST)/bin/python -m pytest $(AT_ONCE) -m 'not slow'
+newest: $(NEWEST)/.installed ## the fast tests on the newest torch, Hydra, OmegaConf and transformers
+	$(NEWEST)/bin/python -m pytest $(AT_ONCE) -m 'not slow and not nightly'
 
 $(NEWEST)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(NEWEST)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from forge import cli
 from forge.config.problems import refusal
+from forge.launch.manifests import queue as manifests
 from forge.launch.slurm import queue
 from forge.launch.sweep import messages
 from forge.launch.sweep.directory import LOCK, POINTS, Point, SweepDirectory
@@ -69,6 +70,7 @@ def cancel(place: Path, numbers: Sequence[int] = ()) -> int:
     queued = [point for point in active if point.number in findings.jobs]
     queue.cancel_jobs([job for point in queued if (job := last_job(point)) is not None])
     for point in active:
+        manifests.cancel_job(point.path)
         message, ends = _end(point, findings)
         reached = reached and ends
         print(cli.printable(messages.line(point, "cancelled", message) if sweep else message))
@@ -93,7 +95,7 @@ def _end_command(sweep: SweepDirectory) -> bool:
 def _end(point: Point, found: Survey) -> tuple[str, bool]:
     state, job = found.states[point.number], found.jobs.get(point.number)
     if state in (RUNNING, QUEUED) and job is not None:
-        return f"job {last_job(point)}, which was {job}", True
+        return f"job {last_job(point) or manifests.name_of_job(point.path)}, which was {job}", True
     if state != RUNNING:
         return f"it was {state}", True
     pid, host = process_of(point) or (0, "")

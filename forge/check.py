@@ -178,7 +178,8 @@ def warnings(resolution: Resolution) -> list[str]:
 def _choices(composition: Composition) -> str:
     """The chosen options of groups, without the groups of sweeps."""
     choices = {group: composition.choices.get(group) for group in composition.library.groups()}
-    for group, plain in (("launch", "local"), ("scaling", "none"), ("rollout", "none")):
+    usual = {"launch": "local", "scaling": "none", "rollout": "none", "diloco": "off"}
+    for group, plain in usual.items():
         if choices[group] == plain:
             del choices[group]
     choices = {group: option for group, option in choices.items() if option is not None}

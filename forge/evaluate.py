@@ -37,6 +37,7 @@ from forge.resolve.reading import laid_out
 from forge.resolve.rules.evaluation import tasks
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.checkpoints import TOKENIZER
+from forge.rundir.evaluations import interval_text
 from forge.rundir.saved_config import CONFIG
 from forge.tasks.declared import tasks_of
 
@@ -210,7 +211,7 @@ def _run_of(directory: Path) -> Path:
 
 def table(summaries: Sequence[dict[str, Any]]) -> str:
     """A line for each metric of each task, the task's main metric first."""
-    lines = [["task", "metric", "value", "std. error", "items"]]
+    lines = [["task", "metric", "value", "std. error", "95 % interval", "items"]]
     for summary in summaries:
         metrics = summary["metrics"]
         first = [summary["main"]] if summary["main"] in metrics else []
@@ -220,7 +221,8 @@ def table(summaries: Sequence[dict[str, Any]]) -> str:
             of = summary["of"]
             items = f"{number:,}" if number == of else f"{number:,} of {of:,}"
             shown = "" if error is None or error != error else f"{error:.4f}"
-            lines.append([summary["task"], name, f"{value:.4f}", shown, items])
+            interval = interval_text(metrics[name])
+            lines.append([summary["task"], name, f"{value:.4f}", shown, interval, items])
     return "\n".join(aligned(lines))
 
 

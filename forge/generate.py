@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from forge.training.writing import Writer
 
 DRAWING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-WRITING = (*DRAWING, "tokens", "stop", "batch_size", "n", "logprobs")
+WRITING = (*DRAWING, "tokens", "stop", "batch_size", "n", "logprobs", "speculate")
 """Options that forge.training.writing.Writer takes."""
 
 
@@ -60,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--seed", type=int, default=0, help="the same seed writes the same text (default 0)")
     spread = "read the model on several devices, as tp2 or tp2,fsdp2, of tp, fsdp and ep"
     add("--parallel", metavar="LAYOUT", help=spread)
+    own = "with --temperature 0: draft tokens by the model's own modules for further tokens"
+    add("--speculate", action="store_true", help=own)
     at_once = "prompts that are continued at once (default 32)"
     add("--batch-size", type=int, default=32, metavar="N", help=at_once)
     try:
@@ -113,6 +115,8 @@ def _generate(options: argparse.Namespace) -> int:
         raise ValueError(f"{out} exists; give another name, or --overwrite")
     if options.logprobs and out is None:
         raise ValueError("--logprobs: they are written to a file; add --out texts.jsonl")
+    if options.speculate and options.parallel is not None:
+        raise ValueError("--speculate: drafts are made on one device; leave --parallel out")
     path = checkpoint_path(options)
     trust, weights = for_run(path, options.trust), EMA if options.ema else TRAINED
     writer_options = {name: getattr(options, name) for name in WRITING}

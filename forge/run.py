@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge import cli
 from forge.compose.portable import portable
-from forge.config.launch import Submitit
+from forge.config.launch import Manifest, Submitit
 from forge.config.problems import REFUSED, ConfigError, refusal, shown
 from forge.config.root import Config
 from forge.launch.local import processes
@@ -285,4 +285,4 @@ def _can_go_on(run_dir: Path, config: Config) -> bool:
 
 def is_job(config: Config) -> bool:
     """Whether the run becomes a job, unless its ranks have been started already."""
-    return isinstance(config.launch, Submitit) and launcher_ranks() is None
+    return isinstance(config.launch, Submitit | Manifest) and launcher_ranks() is None

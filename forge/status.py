@@ -37,6 +37,7 @@ from forge.launch.sweep.state import (
 )
 from forge.rundir.directory import short
 from forge.rundir.files import last_lines
+from forge.rundir.pace import straggler
 from forge.rundir.progress import last_logged, progress
 from forge.rundir.saved_config import is_run
 from forge.rundir.signs import silent_ranks, stalled, waits_in
@@ -129,6 +130,7 @@ def _row(point: Point, found: Survey) -> dict[str, Any]:
         "silent": silent,
         "waits_in": waits_in(point.path) if silent or stall else "",
         "stalled": stall or None,
+        "straggler": (straggler(point.path) or None) if state == RUNNING and not silent else None,
         "goodput": spent.plain() if spent else None,
         "job": last_job(point),
         "job_state": found.jobs.get(point.number),
@@ -190,22 +192,29 @@ def _point_details(point: Point, found: Survey) -> str:
         *(("waits" if not n else "", message) for n, message in enumerate(status["silent"])),
         ("hangs?", status["stalled"]),
         ("collective", status["waits_in"]),
+        ("slow rank", status["straggler"]),
     ]
     logs = logs_of(point)
     rows += [("log" if file == logs[0] else "", short(file)) for file in logs]
     lines += [f"  {name:<14} {value}" for name, value in rows if value]
-    cells = [["step", "loss", "eval", "tokens/s", "left"]]
     running = status["state"] == RUNNING and not status["silent"] and not status["stalled"]
-    for step in last_logged(point.path, STEPS):
-        speed = "" if step.tokens_per_second is None else f"{step.tokens_per_second:,.0f}"
-        time_left = _left(step.left) if running else ""
-        evaluation = _number(step.evaluation and step.evaluation[1])
-        cells.append([f"{step.step:,}", _number(step.loss), evaluation, speed, time_left])
-    if len(cells) > 1:
-        lines += ["", "its last steps:", *(f"  {line}" for line in cli.aligned_lines(cells))]
+    lines += _last_steps(point.path, running)
     if logs and (message := last_lines(logs[0], LINES)):
         lines += ["", f"the end of {short(logs[0])}:", *(f"  {text}" for text in message)]
     return "\n".join(lines)
+
+
+def _last_steps(run: Path, is_running: bool) -> list[str]:
+    """A table of the last logged steps, below a heading; nothing where there are none."""
+    cells = [["step", "loss", "eval", "tokens/s", "left"]]
+    for step in last_logged(run, STEPS):
+        speed = "" if step.tokens_per_second is None else f"{step.tokens_per_second:,.0f}"
+        time_left = _left(step.left) if is_running else ""
+        evaluation = _number(step.evaluation and step.evaluation[1])
+        cells.append([f"{step.step:,}", _number(step.loss), evaluation, speed, time_left])
+    if len(cells) == 1:
+        return []
+    return ["", "its last steps:", *(f"  {line}" for line in cli.aligned_lines(cells))]
 
 
 def logs_of(point: Point) -> list[Path]:

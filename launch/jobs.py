@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from forge.config.launch import Slurm, Submitit
+from forge.config.launch import Manifest, Slurm, Submitit
+from forge.launch.manifests import submit
 from forge.launch.slurm import jobs as slurm
 from forge.launch.slurm import queue, submitit_local
 from forge.launch.sweep import messages
@@ -27,6 +28,8 @@ def check_run(resolution: Resolution) -> str | None:
     for a refused job.
     """
     run, section = resolution.config.run, resolution.config.launch
+    if isinstance(section, Manifest):
+        return submit.check_submission(resolution, name=_name(resolution))
     if not isinstance(section, Slurm):
         return None
     path = Path(run.dir) if run.dir else Path(run.root) / "<run directory>"
@@ -41,6 +44,8 @@ def start_run(run_dir: Path, resolution: Resolution) -> int:
     for a failed run.
     """
     section, name, trust = resolution.config.launch, _name(resolution), resolution.config.run.trust
+    if isinstance(section, Manifest):
+        return submit.submit_run(run_dir, resolution, name=name)
     assert isinstance(section, Submitit)
     points = [(run_dir, resolution.world)]
     (job,), local_jobs = _submit(section, points, name, run_dir / FOLDER, trust)

@@ -114,7 +114,16 @@ def test_as_json(sweep: SweepDirectory, capsys: Printed) -> None:
         "silent": [],
         "waits_in": "",
     }
-    nothing = ("arm", "seconds_left", "stalled", "goodput", "job", "job_state", "job_reason")
+    nothing = (
+        "arm",
+        "seconds_left",
+        "stalled",
+        "straggler",
+        "goodput",
+        "job",
+        "job_state",
+        "job_reason",
+    )
     assert rows[1] == {**known, **dict.fromkeys(nothing)}
 
 

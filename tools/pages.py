@@ -62,6 +62,7 @@ GUIDES = {
     "checkpoint": "runs.md",
     "metrics": "runs.md",
     "profiling": "how_to.md",
+    "diloco": "layouts.md",
     "run": "runs.md",
     "launch": "launching.md",
     "plan": "planning.md",

@@ -3,7 +3,8 @@
     python benchmarks/learning/rl_demos.py [--folder FOLDER] [--table] [--steps N] [PART ...]
 
 Parts: grpo and ppo, the demo from rewards alone by either advantage; distill, a student beside
-itself trained alone at equal tokens. Writes results/rl_demos.md of the parts that are there.
+itself trained alone at equal tokens. Writes results/rl_demos.md of the first two, and
+results/distill_demo.md of the last.
 FOLDER: where the runs are, which are not made again; default: a temporary one. --table: run
 nothing. --steps: of distill's students, without which they have those of the demo. Each run has
 one thread, and runs one after another.
@@ -51,11 +52,18 @@ def main() -> None:
         for words, name in runs if not options.table else ():
             train(folder, name, words)
         machine = f"{platform.machine()}, torch {torch.__version__}, one thread a run"
-        parts = ["# Reinforcement learning and distillation over three seeds\n"]
-        parts += [f"`python benchmarks/learning/rl_demos.py`, {machine}.\n"]
-        for part in options.parts:
-            parts += of_distillation(folder) if part == "distill" else of_rewards(folder, part)
-    (RESULTS / "rl_demos.md").write_text("\n".join(parts), encoding="utf-8")
+        head = f"`python benchmarks/learning/rl_demos.py`, {machine}.\n"
+        rewarded = [part for part in options.parts if part != "distill"]
+        tables = [row for part in rewarded for row in of_rewards(folder, part)]
+        write_page("rl_demos", ["# Reinforcement learning over three seeds\n", head], tables)
+        tables = [*of_distillation(folder)] if "distill" in options.parts else []
+        write_page("distill_demo", ["# Distillation over three seeds\n", head], tables)
+
+
+def write_page(name: str, head: Sequence[str], tables: Sequence[str]) -> None:
+    if tables:
+        text = "\n".join([*head, *tables])
+        (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
 
 
 def runs_of(parts: Sequence[str], folder: Path, steps: int | None) -> Iterator[tuple[str, str]]:
@@ -128,7 +136,7 @@ def of_distillation(folder: Path) -> Iterator[str]:
         for arm, of_arm in runs.items()
     }
     steps = max(rows(runs["alone"][0], "train/loss"))
-    yield "\n## distill\n\n`experiment=distill_demo`, whose teacher is the default run:"
+    yield "`experiment=distill_demo`, whose teacher is the default run:"
     yield "cross-entropy with held-out text at the end, in nats, after equally many tokens.\n"
     yield f"Steps of a student: {steps}.\n"
     yield "| arm | " + " | ".join(f"seed {seed}" for seed in SEEDS) + " | mean | 95 % interval |"
@@ -138,7 +146,7 @@ def of_distillation(folder: Path) -> Iterator[str]:
     for name, values in table.items():
         each = " | ".join(f"{value:.4f}" for value in values)
         yield f"| {name} | {each} | {shown(mean(values), '{:.4f}'.format)} |"
-    yield from of_time(runs["distilled"], ())
+    yield ""
 
 
 def of_time(runs: Sequence[Path], names: Sequence[str]) -> Iterator[str]:

@@ -72,9 +72,11 @@ def gradients(pair: Pair) -> float:
     for name, parameter in pair.ours.named_parameters():
         assert parameter.grad is not None
         # A key bias shifts every score of a query alike: its gradient is zero but for rounding. Of
-        # a decay the terms of all tokens nearly cancel, in a_log and dt_bias more than in wa.
+        # a decay the terms of all tokens nearly cancel, in a_log and dt_bias more than in wa, wdt.
         of = name.replace("wk", "wq") if name.endswith("wk.bias") else name
-        of = of.replace("a_log", "wa.weight").replace("dt_bias", "wa.weight")
+        for name_of_step in ("wa.weight", "wdt.weight"):
+            decay = of.replace("a_log", name_of_step).replace("dt_bias", name_of_step)
+            of = decay if decay in expected else of
         scale = float(expected[of].detach().norm())
         assert scale > 1e-5, name
         off = float((parameter.grad - expected[name].detach()).norm())

@@ -76,6 +76,13 @@ DENSE_3_5 = {k: v for k, v in QWEN3_5.items() if k not in SHARED}
 # In three delta nets in a row the gradients of decays cancel to the rounding of fp32.
 DENSE_3_5 |= {"layer_types": ["linear_attention", "full_attention"] * 2}
 MINIMAX: dict[str, Any] = HALF | {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3}
+MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_state": 12, "mamba_n_groups": 2}
+MAMBA |= {"mamba_chunk_size": 7, "mamba_d_head": 8}
+LAYERS = {"layer_types": ["linear_attention", "full_attention"] * 2}
+HYBRID: dict[str, Any] = MAMBA | GRANITE | LAYERS | {"shared_intermediate_size": 40}
+NEMOTRON: dict[str, Any] = {"head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 6}
+NEMOTRON |= {"ssm_state_size": 12, "n_groups": 2, "chunk_size": 7, "n_routed_experts": 6}
+NEMOTRON |= {"moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 40}
 Config = Callable[[], transformers.PreTrainedConfig]
 
 
@@ -149,6 +156,42 @@ CASES: dict[str, Config] = {
     "minimax m2": _of("MiniMaxM2Config", **MINIMAX),
     "qwen3.5": _of("Qwen3_5TextConfig", **DENSE_3_5),
     "qwen3.5 moe": _of("Qwen3_5MoeTextConfig", **QWEN3_5),
+    "lfm2": _of("Lfm2Config", full_attn_idxs=[2], block_multiple_of=8),
+    "lfm2, biases": _of(
+        "Lfm2Config", full_attn_idxs=[1], conv_bias=True, block_auto_adjust_ff_dim=False
+    ),
+    "granite 4": _of(
+        "GraniteMoeHybridConfig", num_local_experts=6, num_experts_per_tok=3, **HYBRID
+    ),
+    "granite 4, dense": _of(
+        "GraniteMoeHybridConfig",
+        num_local_experts=0,
+        position_embedding_type="rope",
+        **HYBRID,
+    ),
+    "bamba": _of("BambaConfig", attn_layer_indices=[1], **MAMBA),
+    "bamba, biases": _of(
+        "BambaConfig",
+        attn_layer_indices=[2],
+        mamba_proj_bias=True,
+        attention_bias=True,
+        mlp_bias=True,
+        **(MAMBA | {"mamba_n_groups": 1, "mamba_conv_bias": False}),
+    ),
+    "nemotron-h": _of(
+        "NemotronHConfig",
+        hybrid_override_pattern="M-*-M-",
+        num_hidden_layers=6,
+        mlp_bias=True,
+        **NEMOTRON,
+    ),
+    "nemotron 3": _of(
+        "NemotronHConfig",
+        hybrid_override_pattern="MEM*E",
+        num_hidden_layers=5,
+        routed_scaling_factor=2.5,
+        **NEMOTRON,
+    ),
 }
 """By the name of a case; families have several where they have several shapes."""
 DELTA: tuple[str, ...] = ("qwen3-next", "qwen3.5", "qwen3.5 moe")

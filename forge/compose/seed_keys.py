@@ -67,6 +67,7 @@ scheduler=cosine | trainer.scheduler | constant_with_warmup is scheduler=constan
 train.activation_checkpointing | trainer.activation_checkpointing fsdp.activation_checkpointing | none, full or selective instead of a switch
 checkpoint.async_mode | trainer.async_checkpoint async_checkpointing | disabled, async or async_with_pinned_mem instead of a switch
 eval.interval | eval.every_n_steps | with eval.enabled=true
+eval.tasks | eval.benchmarks | entries of the group task; those of lm-eval: python -m forge.evaluate RUN lm_eval=[...]
 eval.metric | eval.early_stopping_metric | loss, not eval_loss
 metrics | logging.backends | one switch each: metrics.enable_console, metrics.enable_tensorboard, metrics.enable_wandb; others are added, such as +tracker=mlflow
 metrics.wandb_run_name | logging.run_name | run.name names the run directory
@@ -113,6 +114,10 @@ checkpoint.enabled | enable_checkpointing | checkpoint.interval says how often, 
 checkpoint.keep_last_n | max_num_checkpoints_to_keep | 0 = all
 checkpoint.read_by_one_replica | enable_single_replica_ckpt_restoring | else each rank reads the pieces that it owns
 checkpoint.init_from | source_checkpoint_layout | a run, a file of weights, or a Hugging Face or PEFT folder, told by what it holds
+checkpoint.continuous | enable_continuous_checkpointing | with checkpoint.async_mode
+checkpoint.local_interval | enable_multi_tier_checkpointing enable_emergency_checkpoint | above 0
+checkpoint.local_dir | local_checkpoint_directory | null = none; %n in it is the number of the node
+checkpoint.interval_minutes | multi_tier_checkpointing_backup_interval_minutes | saves to shared storage; 0 = by checkpoint.interval alone
 precision.mixed_precision | dtype | what matrices are multiplied in
 precision.reduce_dtype | grad_dtype | of the sums over ranks; a rank keeps gradients in the format of its weights, precision.param_dtype
 precision.param_dtype | weight_dtype | fp32 or bf16; precision.master_weights keeps fp32 besides
@@ -155,6 +160,7 @@ parallel.cp_method | context_parallel_strategy | all_gather or ulysses; there is
 parallel.cp_load_balance | context_parallel_reorder_strategy | one early part with one late part
 plan.sharding_tolerance | sharding_tolerance | of forge.plan --dry-run
 parallel.dp_shard | shard_optimizer_over_data | parallel=zero1: state is sharded over dp_shard, and weights are gathered once a step
+parallel.dp_replicate | dcn_diloco_parallelism ici_diloco_parallelism | with diloco=on: one degree over all networks
 parallel.dp_replicate | dcn_data_parallelism | one degree over all networks; ranks fill one node after another, those of tp next to each other
 parallel.dp_shard | dcn_fsdp_parallelism | one degree over all networks; ranks fill one node after another, those of tp next to each other
 parallel.sequence_parallel | dcn_sequence_parallelism dcn_tensor_sequence_parallelism ici_sequence_parallelism ici_tensor_sequence_parallelism | on or off: its degree is parallel.tp
@@ -262,7 +268,9 @@ profiling.start_step | skip_first_n_steps_for_profiler | the first step recorded
 profiling.end_step | profiler_steps | the last step recorded, not a count
 run.stack_trace_interval_seconds | collect_stack_trace | 0 = only when a rank hangs
 run.stack_trace_interval_seconds | stack_trace_interval_seconds | into RUN/stacks
+metrics.internals | record_internal_nn_metrics | every N steps
 tracker=prometheus | prometheus_port | with trackers.prometheus.port; or a text file
+metrics.monitor_step_time_deviation | monitor_step_time_deviation | the time that others wait for a rank
 run.elastic | elastic_enabled | the least and the most ranks
 run.elastic_retry_minutes | elastic_timeout_seconds | the run goes on with fewer ranks meanwhile, and nothing fails at the end of it
 run.max_restarts | elastic_max_retries | trying lost ranks again does not count; three deaths in a row without a new step end the run
@@ -271,8 +279,12 @@ metrics.enable_tensorboard | enable_tensorboard | off by default
 parallel.dp_shard | rollout_data_parallelism | completions are written in the layout of training
 parallel.tp | rollout_tensor_parallelism | completions are written in the layout of training
 parallel.ep | rollout_expert_parallelism | completions are written in the layout of training
+rollout.stop | stop_strings | a list
 objective.beta | grpo_beta | its estimate there is k1, whose expected gradient is 0: objective.kl
 objective.ratio_level | loss_algo | gspo-token is sequence_token
+environment=python | use_agentic_rollout | any option of the group environment: turns of the model and of tools
+rollout.batch_size | max_concurrency | completions that are drawn, or asked of a server, at a time
+rollout.weights_interval | off_policy_steps | of rollout=openai: rollouts between two hand-overs of the weights
 data.system_prompt | system_prompt | of data=prompts
 eval.tasks_items | num_test_batches | of tasks that generate, in eval.tasks
 data.val_fraction | train_fraction | the share that is held out
@@ -281,6 +293,7 @@ eval.tasks | generation_configs | an entry for each, with its temperature and sa
 eval.tasks | num_eval_passes | samples of an entry
 eval.tasks | eval_mode | pass_at_N, maj_at_N and exact_match (pass_at_1) of an entry with N samples
 rewards | reward_exact_answer reward_exact_format_match reward_white_space_format_match reward_partial_format_match reward_ratio_guess_to_answer_high reward_ratio_guess_to_answer_low penalty_incorrect_format penalty_incorrect_answer math_verify_timeout math_verify_num_procs reasoning_start_token reasoning_end_token solution_start_token solution_end_token | as +reward@rewards.NAME=gsm8k_format, gsm8k_answer or math_verify have it
+diloco.replicas | num_diloco_replicas | worked out: parallel.dp_replicate
 parallel | ici_parallelism | worked out from its axes
 parallel | dcn_parallelism | worked out from its axes; one degree over all networks
 parallel.pp | using_pipeline_parallelism | greater than 1
@@ -313,50 +326,53 @@ eval.patience | eval.early_stopping_patience ; eval.min_delta | eval.early_stopp
 metrics.wandb_project | logging.project ; metrics.log_interval | logging.log_every_n_steps log_period
 run.dir | output.dir ; scheduler.warmup_ratio | warmup_ratio
 scheduler.min_lr_ratio | final_lr_frac learning_rate_final_fraction ; run.name | model_tag
-checkpoint.init_from | load_parameters_path ; model.dim | base_emb_dim emb_dim
-model.n_heads | base_num_query_heads num_query_heads ; model.n_kv_heads | base_num_kv_heads num_kv_heads
-model.ffn_hidden_dim | base_mlp_dim mlp_dim ; model.n_layers | base_num_decoder_layers num_decoder_layers
-model.norm_eps | normalization_layer_epsilon ; model.qk_norm_with_scale | qk_norm_with_scale
-model.tie_embeddings | logits_via_embedding ; model.logits_dot_in_fp32 | logits_dot_in_fp32
-objective.z_loss_weight | z_loss_multiplier ; model.attention_sink | attention_sink
-train.qk_clip_threshold | qk_clip_threshold ; model.mixer.mla_naive_kvcache | mla_naive_kvcache
-model.mixer.q_lora_rank | q_lora_rank ; model.mixer.kv_lora_rank | kv_lora_rank
-model.mixer.qk_nope_head_dim | qk_nope_head_dim ; model.mixer.qk_rope_head_dim | qk_rope_head_dim
-model.mixer.v_head_dim | v_head_dim ; model.temperature_tuning | temperature_tuning
-model.moe.ffn_hidden_dim | base_moe_mlp_dim moe_mlp_dim ; model.moe.aux_loss_weight | load_balance_loss_weight
-model.moe.norm_topk_prob | norm_topk_prob ; model.moe.float32_gate_logits | float32_gate_logits
-model.moe.first_num_dense_layers | first_num_dense_layers ; model.moe.shared_experts | shared_experts
-model.moe.routed_scaling_factor | routed_scaling_factor ; model.moe.router | routed_score_func
-model.moe.bias_update_rate | routed_bias_update_rate ; model.mlp_bias | mlp_bias
-model.moe.topk_routing_group | topk_routing_group ; model.mixer.gdn_conv_kernel_dim | gdn_conv_kernel_dim
-model.mixer.gdn_key_head_dim | gdn_key_head_dim ; model.mixer.gdn_value_head_dim | gdn_value_head_dim
-model.mixer.gdn_num_key_heads | gdn_num_key_heads ; model.mixer.gdn_num_value_heads | gdn_num_value_heads
-model.mixer.gdn_chunk_size | gdn_chunk_size ; model.mixer.use_qk_norm_in_gdn | use_qk_norm_in_gdn
-model.partial_rotary_factor | partial_rotary_factor ; parallel.cp_load_balance | context_parallel_load_balance
-parallel.ep | ici_expert_parallelism ; parallel.pp_stages_per_rank | num_pipeline_repeats
-parallel.pp_microbatches | num_pipeline_microbatches ; train.recompute.decoder_layer_input | decoder_layer_input
-train.recompute.context | context ; train.recompute.mlpwi | mlpwi
-train.recompute.mlpwi_0 | mlpwi_0 ; train.recompute.mlpwi_1 | mlpwi_1
-train.recompute.mlpwo | mlpwo ; train.recompute.moe_mlpwi_0 | moe_mlpwi_0
-train.recompute.moe_mlpwi_1 | moe_mlpwi_1 ; train.recompute.moe_mlpwo | moe_mlpwo
-train.recompute.query_proj | query_proj ; train.recompute.key_proj | key_proj
-train.recompute.value_proj | value_proj ; train.recompute.query_wa_proj | query_wa_proj
-train.recompute.kv_wa_proj | kv_wa_proj ; train.recompute.out_proj | out_proj
-train.recompute.mla_q | mla_q ; train.recompute.mla_kv | mla_kv
-data.chat_template | chat_template ; data.hf_dataset_config | hf_name
-data.hf_data_dir | hf_data_dir ; data.hf_data_files | hf_train_files
-data.num_workers | grain_worker_count ; data.prefetch_factor | grain_per_worker_buffer_size
-objective=sft | use_sft ; objective=grpo | use_grpo
-model | student_overrides ; objective.feature_loss | distill_feature_loss_type
-optimizer.trainable_parameters | student_params_to_update ; data.shuffle | enable_data_shuffling
-train.skip_step_on_spikes | skip_step_on_spikes ; train.skip_step_interval | skip_step_interval
-train.skip_step_scaling_factor | skip_step_scaling_factor ; scheduler.wsd_decay_type | wsd_decay_style
-optimizer.eps | adam_eps ; optimizer.eps_root | adam_eps_root
-optimizer.weight_decay | adam_weight_decay ; model.rope_type | rope_type
-model.rope_theta | rope_max_timescale ; model.max_seq_len | max_position_embeddings
-model.original_max_position_embeddings | original_max_position_embeddings ; model.rope_truncate | rope_truncate
-model.rope_attention_scaling | rope_attention_scaling ; eval.sample_top_k | decode_sampling_top_k
-eval.sample_temperature | decode_sampling_temperature ; profiling.interval | profile_periodically_period
+checkpoint.init_from | load_parameters_path ; checkpoint.local_interval | local_checkpoint_period
+model.dim | base_emb_dim emb_dim ; model.n_heads | base_num_query_heads num_query_heads
+model.n_kv_heads | base_num_kv_heads num_kv_heads ; model.ffn_hidden_dim | base_mlp_dim mlp_dim
+model.n_layers | base_num_decoder_layers num_decoder_layers ; model.norm_eps | normalization_layer_epsilon
+model.qk_norm_with_scale | qk_norm_with_scale ; model.tie_embeddings | logits_via_embedding
+model.logits_dot_in_fp32 | logits_dot_in_fp32 ; objective.z_loss_weight | z_loss_multiplier
+model.attention_sink | attention_sink ; train.qk_clip_threshold | qk_clip_threshold
+model.mixer.mla_naive_kvcache | mla_naive_kvcache ; model.mixer.q_lora_rank | q_lora_rank
+model.mixer.kv_lora_rank | kv_lora_rank ; model.mixer.qk_nope_head_dim | qk_nope_head_dim
+model.mixer.qk_rope_head_dim | qk_rope_head_dim ; model.mixer.v_head_dim | v_head_dim
+model.temperature_tuning | temperature_tuning ; model.moe.ffn_hidden_dim | base_moe_mlp_dim moe_mlp_dim
+model.moe.aux_loss_weight | load_balance_loss_weight ; model.moe.norm_topk_prob | norm_topk_prob
+model.moe.float32_gate_logits | float32_gate_logits ; model.moe.first_num_dense_layers | first_num_dense_layers
+model.moe.shared_experts | shared_experts ; model.moe.routed_scaling_factor | routed_scaling_factor
+model.moe.router | routed_score_func ; model.moe.bias_update_rate | routed_bias_update_rate
+model.mlp_bias | mlp_bias ; model.moe.topk_routing_group | topk_routing_group
+model.mixer.gdn_conv_kernel_dim | gdn_conv_kernel_dim ; model.mixer.gdn_key_head_dim | gdn_key_head_dim
+model.mixer.gdn_value_head_dim | gdn_value_head_dim ; model.mixer.gdn_num_key_heads | gdn_num_key_heads
+model.mixer.gdn_num_value_heads | gdn_num_value_heads ; model.mixer.gdn_chunk_size | gdn_chunk_size
+model.mixer.use_qk_norm_in_gdn | use_qk_norm_in_gdn ; model.partial_rotary_factor | partial_rotary_factor
+parallel.cp_load_balance | context_parallel_load_balance ; parallel.ep | ici_expert_parallelism
+parallel.pp_stages_per_rank | num_pipeline_repeats ; parallel.pp_microbatches | num_pipeline_microbatches
+train.recompute.decoder_layer_input | decoder_layer_input ; train.recompute.context | context
+train.recompute.mlpwi | mlpwi ; train.recompute.mlpwi_0 | mlpwi_0
+train.recompute.mlpwi_1 | mlpwi_1 ; train.recompute.mlpwo | mlpwo
+train.recompute.moe_mlpwi_0 | moe_mlpwi_0 ; train.recompute.moe_mlpwi_1 | moe_mlpwi_1
+train.recompute.moe_mlpwo | moe_mlpwo ; train.recompute.query_proj | query_proj
+train.recompute.key_proj | key_proj ; train.recompute.value_proj | value_proj
+train.recompute.query_wa_proj | query_wa_proj ; train.recompute.kv_wa_proj | kv_wa_proj
+train.recompute.out_proj | out_proj ; train.recompute.mla_q | mla_q
+train.recompute.mla_kv | mla_kv ; data.chat_template | chat_template
+data.hf_dataset_config | hf_name ; data.hf_data_dir | hf_data_dir
+data.hf_data_files | hf_train_files ; data.num_workers | grain_worker_count
+data.prefetch_factor | grain_per_worker_buffer_size ; objective=sft | use_sft
+objective=grpo | use_grpo ; model | student_overrides
+objective.feature_loss | distill_feature_loss_type ; optimizer.trainable_parameters | student_params_to_update
+data.shuffle | enable_data_shuffling ; diloco.enabled | enable_diloco
+diloco.sync_period | diloco_sync_period ; diloco.outer_lr | diloco_outer_lr
+diloco.outer_momentum | diloco_outer_momentum ; train.skip_step_on_spikes | skip_step_on_spikes
+train.skip_step_interval | skip_step_interval ; train.skip_step_scaling_factor | skip_step_scaling_factor
+scheduler.wsd_decay_type | wsd_decay_style ; optimizer.eps | adam_eps
+optimizer.eps_root | adam_eps_root ; optimizer.weight_decay | adam_weight_decay
+model.rope_type | rope_type ; model.rope_theta | rope_max_timescale
+model.max_seq_len | max_position_embeddings ; model.original_max_position_embeddings | original_max_position_embeddings
+model.rope_truncate | rope_truncate ; model.rope_attention_scaling | rope_attention_scaling
+eval.sample_top_k | decode_sampling_top_k ; eval.sample_temperature | decode_sampling_temperature
+profiling.interval | profile_periodically_period ; metrics.step_deviation_interval_seconds | step_deviation_interval_seconds
 rollout.num_generations | num_generations ; objective.num_iterations | num_iterations
 objective.epsilon | grpo_epsilon ; objective.drop_degenerate | degenerate_group_masking
 objective.epsilon_high | epsilon_high ; train.max_steps | num_batches

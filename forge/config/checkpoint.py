@@ -8,6 +8,9 @@ LOADED = Condition(
     lambda config, ranks: bool(config.checkpoint.init_from or config.checkpoint.resume_from),
     "without checkpoint.init_from",
 )
+LOCAL = Condition(
+    lambda config, ranks: config.checkpoint.local_interval > 0, "with checkpoint.local_interval=0"
+)
 INITIAL = Condition(
     lambda config, ranks: bool(config.checkpoint.init_from), "without checkpoint.init_from"
 )
@@ -48,6 +51,33 @@ class Checkpoint(Section):
         "write while training goes on; pinned staging needs a GPU",
         choices=("disabled", "async", "async_with_pinned_mem"),
         free=True,
+    )
+    continuous: bool = opt(
+        False, "save again once the last save is written; with async_mode", free=True
+    )
+    local_dir: str | None = opt(
+        None,
+        "folder on each node's own disk or in its memory, as /dev/shm/forge; %n in it = the number "
+        "of the node, %N = its name, as in Slurm",
+        free=True,
+        path=True,
+        acts_when=LOCAL,
+    )
+    local_interval: int = opt(
+        0, "save to the nodes' own disks every N steps, beside `interval`; 0 = off", ge=0, free=True
+    )
+    local_partner: bool = opt(
+        True,
+        "the next node has a copy of a node's part, and a lost node's part comes from there",
+        free=True,
+        acts_when=LOCAL,
+    )
+    local_ranks: int | None = opt(
+        None,
+        "ranks that share a disk; null = those with the same host name",
+        gt=0,
+        free=True,
+        acts_when=LOCAL,
     )
     keep_last_n: int = opt(3, "keep the newest N; 0 = all", ge=0, free=True)
     keep_best: int = opt(0, "keep the N best by eval.metric too; 0 = off", ge=0, free=True)

@@ -8,6 +8,7 @@ from forge.config.data.text import BEST_FIT_CROP
 from forge.config.field import Condition, Section, opt, section
 
 TRAINED, EMA = "trained", "ema"
+REFUSE, CUT = "refuse", "cut"
 CROPPED = Condition(
     lambda config, ranks: config.data.packing == BEST_FIT_CROP, "with data.packing=best_fit_crop"
 )
@@ -68,9 +69,9 @@ class Eval(Section):
         8192, "tokens that a rank scores at once; the scores do not depend on it", gt=0
     )
     too_long: str = opt(
-        "refuse",
+        REFUSE,
         "prompt of a task beyond max_seq_len: refuse, or cut its beginning off",
-        choices=("refuse", "cut"),
+        choices=(REFUSE, CUT),
     )
     sample_interval: int = opt(0, "print a sample every N steps; 0 = only at the end", ge=0)
     sample_prompts: list[str] = opt(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from forge.config.field import Section, opt, section
+from forge.config.parallel import SEVERAL_RANKS
 
 
 @section
@@ -16,6 +17,18 @@ class Metrics(Section):
     log_interval: int = opt(10, "log every N steps", gt=0)
     norms_by_role: bool = opt(
         False, "log norms of weights, gradients and updates of embeddings, matrices, norms, ..."
+    )
+    internals: int = opt(
+        0,
+        "log statistics of activations, gradients and weights by layer every N steps, and name the "
+        "first layer with a NaN; 0 = off",
+        ge=0,
+    )
+    monitor_step_time_deviation: bool = opt(
+        True, "name a rank that the others wait for", acts_when=SEVERAL_RANKS
+    )
+    step_deviation_interval_seconds: int = opt(
+        30, "compare the ranks every N seconds", gt=0, acts_when=SEVERAL_RANKS
     )
     enable_console: bool = opt(True, "progress bar and log lines on the terminal")
     enable_tensorboard: bool = opt(False, "write TensorBoard event files")

@@ -19,6 +19,7 @@ from forge.config.model.decoder import Decoder
 from forge.config.model.layer import Model
 from forge.config.objectives.base import Objective
 from forge.config.optimizers.base import Optimizer
+from forge.config.optimizers.diloco import DiLoCo
 from forge.config.optimizers.schedules import Scheduler
 from forge.config.parallel import Parallel
 from forge.config.plan import Plan
@@ -61,6 +62,7 @@ class Config(Section):
     adapter: Adapter = MISSING
     optimizer: Optimizer = MISSING
     scheduler: Scheduler = MISSING
+    diloco: DiLoCo = MISSING
     precision: Precision = MISSING
     quantization: Quantization = MISSING
     parallel: Parallel = MISSING

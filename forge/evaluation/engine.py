@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.evaluation.requests import Request, Round, readings, rounds
+from forge.evaluation.requests import Reading, Request, Round, readings, rounds
+from forge.evaluation.trees import joined
 from forge.models.head import Head, head_of
 from forge.models.reading_mode import evaluating
 from forge.models.token_distribution import NOT_FINITE
@@ -33,7 +34,8 @@ class Engine:
     """Scores requests with a model; called alike by all ranks, with equal results on all.
 
     batch_tokens: tokens read at once by a part of the batch. shares_rows: whether the model reads
-    documents of a shared row apart; None = as the model says.
+    documents of a shared row apart; None = as the model says. shares_beginnings: whether texts that
+    begin alike have their beginning read once; False = never.
     """
 
     def __init__(
@@ -44,11 +46,14 @@ class Engine:
         ranks: Ranks | None = None,
         batch_tokens: int = BATCH_TOKENS,
         shares_rows: bool | None = None,
+        shares_beginnings: bool = True,
     ) -> None:
         self.model, self.device, self.ranks = model, device, ranks or Ranks()
         self.batch_tokens = batch_tokens
         apart = getattr(model, "reads_padding", False) if shares_rows is None else shares_rows
         self.shares_rows = bool(apart)
+        able = self.shares_rows and getattr(model, "reads_branches", False)
+        self.shares_beginnings = bool(shares_beginnings and able)
         self.multiple = _multiple(self.ranks)
 
     @property
@@ -74,7 +79,7 @@ class Engine:
                 raise ValueError(f"request {number} has {request.length} tokens to read, {limit}")
         scores: list[Score | None] = [None] * len(requests)
         planned = rounds(
-            readings(requests),
+            self._readings(requests),
             longest=self.longest,
             batch_tokens=self.batch_tokens,
             parts=self.ranks.batch[1],
@@ -89,6 +94,13 @@ class Engine:
                 if on_round is not None:
                     on_round(done)
         return [score for score in scores if score is not None]
+
+    def _readings(self, requests: Sequence[Request]) -> list[Reading]:
+        """The texts to read, the longest first."""
+        texts = readings(requests)
+        if not self.shares_beginnings:
+            return texts
+        return joined(texts, min(self.longest, self.batch_tokens))
 
     def _round(self, planned: Round, requests: Sequence[Request]) -> Iterator[tuple[int, Score]]:
         """Read the rows of a round, and yield the requests finished in it."""
@@ -111,6 +123,7 @@ class Engine:
         shape = (planned.per_part, planned.width)
         tokens = torch.zeros(shape, dtype=torch.int64)
         documents = torch.zeros(shape, dtype=torch.int32)
+        branches = torch.arange(1, planned.width + 1, dtype=torch.int32).repeat(planned.per_part, 1)
         targets: list[tuple[int, int, int]] = []
         for row, content in enumerate(rows):
             start = 0
@@ -118,11 +131,17 @@ class Engine:
                 end = start + len(reading.tokens)
                 tokens[row, start:end] = torch.tensor(reading.tokens)
                 documents[row, start:] = number
+                ends = torch.tensor(reading.ends or [len(reading.tokens)])
+                branches[row, start:end] = start + ends
                 origin = row * planned.width + start
                 targets += [(origin + at, target, slots[i]) for at, target, i in reading.targets]
                 start = end
             documents[row, start:] = len(content)
-        batch = {"tokens": tokens} | ({"documents": documents} if planned.packed else {})
+        batch = {"tokens": tokens}
+        if planned.branched:
+            batch["branches"] = branches
+        elif planned.packed:
+            batch["documents"] = documents
         batch = self.ranks.own_batch(batch, ("tokens",), self.device)
         model: Any = self.model.read(batch) if isinstance(self.model, Pipeline) else self.model
         if model is None:  # a rank of a pipeline without the last stage

@@ -8,10 +8,10 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.evaluation.encoding import first_id
+from forge.evaluation.parts import Agree, continued_in_parts
 from forge.models.sampling import How, continue_rows
 from forge.models.token_distribution import Sampling
 from forge.parallel.ranks import Ranks
@@ -52,10 +52,21 @@ def generated(
     device: torch.device,
     ranks: Ranks | None = None,
 ) -> list[str]:
-    """The text of each request, at most `ROWS` at once, each cut before its first stop string.
-
-    All ranks call this alike and take the tokens of the main rank.
+    """The text of each request, at most `ROWS` of a rank at once, each cut before its first stop
+    string. All ranks call this alike; each part of the batch continues its own requests.
     """
+    ranks = ranks or Ranks()
+
+    def write(some: Sequence[Asked], agree: Agree) -> list[str]:
+        return _written(model, tokenizer, some, device, agree)
+
+    return continued_in_parts(model, device, ranks, requests, write)
+
+
+def _written(
+    model: Any, tokenizer: Tokenizer, requests: Sequence[Asked], device: torch.device, agree: Agree
+) -> list[str]:
+    """The text of each request of this rank."""
     by_options: dict[Any, list[int]] = {}
     for index, request in enumerate(requests):
         prompt = request.prompt
@@ -66,15 +77,14 @@ def generated(
         for start in range(0, len(indices), ROWS):
             some = indices[start : start + ROWS]
             batch = [requests[index] for index in some]
-            for index, text in zip(
-                some, _batch(model, tokenizer, batch, device, ranks or Ranks()), strict=True
-            ):
+            written = _batch(model, tokenizer, batch, device, agree)
+            for index, text in zip(some, written, strict=True):
                 texts[index] = text
     return texts
 
 
 def _batch(
-    model: Any, tokenizer: Tokenizer, batch: Sequence[Asked], device: torch.device, ranks: Ranks
+    model: Any, tokenizer: Tokenizer, batch: Sequence[Asked], device: torch.device, agree: Agree
 ) -> list[str]:
     """Continue prompts with equal options."""
     prompt = batch[0].prompt
@@ -85,9 +95,6 @@ def _batch(
     def ended(row: int, drawn: list[int]) -> bool:
         texts = (tokenizer.decode(ids) for ids in (drawn[-tail:], drawn))
         return all(any(stop in text for stop in prompt.stop) for text in texts)
-
-    def agree(drawn: Tensor) -> Tensor:
-        return ranks.copy_from_main(drawn)
 
     how = How(
         sampling=Sampling(temperature=prompt.temperature, seed=prompt.seed),

@@ -10,11 +10,10 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from forge.config.tokenizers.chat_template import BadTemplate, ChatTemplate
 from forge.data.tokenizers import render
@@ -23,6 +22,7 @@ from forge.evaluation.cache import Cache
 from forge.evaluation.encoding import shortened, windows
 from forge.evaluation.engine import Done, Engine
 from forge.evaluation.generation import ROWS
+from forge.evaluation.parts import Agree, continued_in_parts, parts_of
 from forge.evaluation.requests import Request
 from forge.models.sampling import How, continue_rows
 from forge.models.token_distribution import Sampling
@@ -186,11 +186,15 @@ class EngineLM(TemplateLM):
             number = hashlib.sha256(repr((ids, sample)).encode()).hexdigest()[:32]
             by_options.setdefault(options, []).append((index, ids, number))
         texts = [""] * len(requests)
+        at_once = ROWS * parts_of(self.engine.ranks)[1]
         for options, rows in by_options.items():
             rows.sort(key=lambda row: -len(row[1]))
-            for start in range(0, len(rows), ROWS):
-                some = rows[start : start + ROWS]
-                for (index, _, _), text in zip(some, self._texts(options, some), strict=True):
+            write = partial(self._texts, options)
+            for start in range(0, len(rows), at_once):
+                some = rows[start : start + at_once]
+                engine = self.engine
+                made = continued_in_parts(engine.model, self.device, engine.ranks, some, write)
+                for (index, _, _), text in zip(some, made, strict=True):
                     texts[index] = text
                     self.cache_hook.add_partial("generate_until", requests[index].args, text)
                 self.watch()
@@ -219,9 +223,11 @@ class EngineLM(TemplateLM):
         )
 
     def _texts(
-        self, options: Options, rows: Sequence[tuple[int, tuple[int, ...], str]]
+        self, options: Options, rows: Sequence[tuple[int, tuple[int, ...], str]], agree: Agree
     ) -> list[str]:
         """Continue contexts with equal options."""
+        if not rows:
+            return []
         tokenizer, stop = self.text_tokenizer, options.stop
 
         # A stop string has no more tokens than bytes; the first tokens of a text may lose a space.
@@ -230,9 +236,6 @@ class EngineLM(TemplateLM):
         def ended(row: int, drawn: list[int]) -> bool:
             texts = (tokenizer.decode(ids) for ids in (drawn[-tail:], drawn))
             return all(any(each in text for each in stop) for text in texts)
-
-        def agree(drawn: Tensor) -> Tensor:
-            return self.engine.ranks.copy_from_main(drawn)
 
         how = How(
             sampling=options.sampling,

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from forge.config.eval import CUT, REFUSE
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.evaluation.encoding import encode_aligned, encode_pair, first_id, shortened, windows
 from forge.evaluation.requests import Request
-from forge.tasks.item import Aligned, Ask, Document, Item, Pair, Prompt
+from forge.tasks.item import Aligned, Ask, Document, Item, Pair, Prompt, spread
 from forge.tasks.task import Task
-
-REFUSE, CUT = "refuse", "cut"
 
 
 class Limits(NamedTuple):
@@ -96,13 +95,6 @@ def _length(ask: Ask, made: Sequence[Request] | None, tokenizer: Tokenizer) -> i
         begin = tokenizer.begin_id is not None
         return len(tokenizer.encode(ask.text)) + begin + 1
     return max((request.length for request in made or ()), default=0)
-
-
-def spread(items: Sequence[Item], most: int) -> list[Item]:
-    """At most this many items, evenly spread, the same every time; 0 = all."""
-    if not most or most >= len(items):
-        return list(items)
-    return [items[index * len(items) // most] for index in range(most)]
 
 
 def all_requests(tasks: Sequence[Ready]) -> Iterator[Request]:

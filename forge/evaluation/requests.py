@@ -32,12 +32,14 @@ class Request(NamedTuple):
 class Reading:
     """Tokens read once, and the targets looked up in the predictions behind them.
 
-    targets: (place in the tokens, target id, index of the request).
+    targets: (place in the tokens, target id, index of the request). ends: of a tree of texts, for
+    each token the index behind the last token that sees it; None = one text.
     """
 
     tokens: tuple[int, ...]
     targets: list[tuple[int, int, int]] = field(default_factory=list)
     requests: list[int] = field(default_factory=list)
+    ends: tuple[int, ...] | None = None
 
 
 def readings(requests: Sequence[Request]) -> list[Reading]:
@@ -68,6 +70,11 @@ class Round(NamedTuple):
     def packed(self) -> bool:
         """Whether any row holds several readings."""
         return any(len(row) > 1 for row in self.rows)
+
+    @property
+    def branched(self) -> bool:
+        """Whether any row holds a tree of texts."""
+        return any(reading.ends is not None for row in self.rows for reading in row)
 
 
 ROW = 256

@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.evaluation.cache import Cache
 from forge.evaluation.engine import Done, Engine
-from forge.evaluation.generation import Asked, asked, generated
+from forge.evaluation.generation import ROWS, Asked, asked, generated
+from forge.evaluation.parts import parts_of
 from forge.evaluation.prepared import Ready
 from forge.evaluation.requests import Request
 from forge.evaluation.texts import perplexity
 from forge.statistics.interval import Interval
-from forge.statistics.items import mean
+from forge.statistics.items import mean, wilson
 from forge.tasks.item import Answer, Generated, Prompt, Score
 
 AT_ONCE = 4096
@@ -76,7 +77,7 @@ class Runner:
                 break
             self._answer(task, chunk)
             finished += chunk
-        rows = [self._row(task, index) for index in sorted(finished)]
+        rows = self._rows(task, sorted(finished))
         return TaskResult(
             name=task.name,
             rows=rows,
@@ -112,7 +113,8 @@ class Runner:
 
         self.engine.score(list(requests.values()), on_round)
 
-    def _generate(self, prompts: Sequence[Asked], at_once: int = 32) -> None:
+    def _generate(self, prompts: Sequence[Asked]) -> None:
+        at_once = ROWS * parts_of(self.engine.ranks)[1]
         for start in range(0, len(prompts), at_once):
             some, engine = prompts[start : start + at_once], self.engine
             texts = generated(
@@ -120,6 +122,21 @@ class Runner:
             )
             self.cache.add((one.key, text) for one, text in zip(some, texts, strict=True))
             self.watch()
+
+    def _rows(self, task: Ready, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Rows of items, judged by the ranks by index: the judge of a program runs it."""
+        ranks = self.engine.ranks
+        judged: Any
+        try:
+            judged = [self._row(task, index) for index in indices[ranks.rank :: ranks.size]]
+        except Exception as error:  # of a judge of the user's
+            judged = error
+        rows: list[Any] = [None] * len(indices)
+        for rank, part in enumerate(ranks.of_all(judged)):
+            if isinstance(part, Exception):
+                raise part
+            rows[rank :: ranks.size] = part
+        return rows
 
     def _row(self, task: Ready, index: int) -> dict[str, Any]:
         """Judge an item by the answers in the cache."""
@@ -170,12 +187,27 @@ def summed(rows: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
         clusters = [row.get("cluster") or number for number, row in enumerate(having)]
         values = [row["metrics"][name] for row in having]
         metrics[name] = mean(values, weights=weights, clusters=clusters)
+        if weights is None and len(set(clusters)) == len(values):
+            metrics[name] = _as_rate(metrics[name], values)
         if name == "loss" and "token_accuracy" in names:
             loss = metrics[name]
             value = perplexity(loss.value)
             error = None if loss.stderr is None else value * loss.stderr  # by the slope of exp
-            metrics["perplexity"] = Interval(value=value, n=loss.n, stderr=error)
+            low, high = (
+                edge if edge is None else perplexity(edge) for edge in (loss.low, loss.high)
+            )
+            metrics["perplexity"] = Interval(
+                value=value, n=loss.n, stderr=error, low=low, high=high
+            )
     return metrics
+
+
+def _as_rate(estimate: Interval, values: Sequence[float]) -> Interval:
+    """An estimate with Wilson's interval where every item is right or wrong."""
+    if not all(value in (0.0, 1.0) for value in values):
+        return estimate
+    rate = wilson(int(sum(values)), len(values))
+    return replace(estimate, low=rate.low, high=rate.high)
 
 
 def _mixed(count: int) -> list[int]:

@@ -57,7 +57,7 @@ def flat_metrics(results: Sequence[TaskResult], *, errors: bool = True) -> dict[
 def summary(result: TaskResult, step: int, about: Mapping[str, Any]) -> dict[str, Any]:
     """The summary of a task's evaluation. about: facts on model, layout and checkpoint."""
     metrics = {
-        name: {"value": value.value, "stderr": value.stderr, "n": value.n}
+        name: {key: getattr(value, key) for key in ("value", "stderr", "low", "high", "n")}
         for name, value in result.metrics.items()
     }
     return {

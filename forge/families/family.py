@@ -18,12 +18,13 @@ from forge.families.table import Row, Table, row
 
 SELECTION_BIAS = "feed_forward.router.selection_bias"
 LATENT_EPS = "mixer.latent_norm_eps"
+FURTHER = "mtp."
 NO_EXPERTS = "model.moe.num_experts=0"
 OF_TRAINING = (
     *("init_std", "init_scale_residual", "sdpa_backend", "document_attention", "pad_vocab_to"),
     *("new_rows", "fused_qkv", "fused_gate_up", "logits_dot_in_fp32", "initial_law"),
     *("layers", "kinds", "path", "pretrained", "_target_", "mla_naive_kvcache"),
-    *("gdn_chunk_size", "gdn_kernel", "recipe", "init_std_tables"),
+    *("gdn_chunk_size", "gdn_kernel", "ssm_chunk_size", "recipe", "init_std_tables"),
 )
 OF_MOE_TRAINING = (
     "force_balance",
@@ -41,7 +42,8 @@ class Family:
     them with tensor names. partial_rotary: whether the transformers class obeys
     partial_rotary_factor; other classes silently rotate whole heads. absent: defaults of the class
     for keys missing in config.json, where null differs from a missing key. turns_by_kind: whether
-    each kind of layers has a rotation.
+    each kind of layers has a rotation. further: names inside of a module for a further token, for
+    families that store it as a layer behind the last.
     """
 
     model_type: ClassVar[str]
@@ -54,6 +56,7 @@ class Family:
     prefix: ClassVar[str] = "model."
     layers: ClassVar[str] = "layers."
     head: ClassVar[str] = "lm_head.weight"
+    further: ClassVar[Table] = {}
     outside: ClassVar[Table]
     block: ClassVar[Table]
 
@@ -89,7 +92,10 @@ class Family:
 
         Raises ValueError for a tensor without a name.
         """
-        rows = [self._outside(section, spec) for part in section.outside() for spec in part]
+        outside = (spec for part in section.outside() for spec in part)
+        rows = [
+            self._outside(section, spec) for spec in outside if not spec.name.startswith(FURTHER)
+        ]
         of_kinds = {kind: section.of_kind(kind.name) for kind in section.kinds_in()}
         tables = {kind: self.table(layer) for kind, layer in of_kinds.items()}
         specs = {kind: list(self._specs(section, kind)) for kind in of_kinds}
@@ -104,14 +110,33 @@ class Family:
                     raise ValueError(f"{self.model_type} has no tensor like blocks.*.{spec.name}")
                 prefix = f"blocks.{number}."
                 rows.append(row(of_kinds[kind], spec, entry, prefix, hf_prefix))
-        return rows
+        return rows + [
+            row for n in range(section.mtp_num_layers) for row in self._further(section, n)
+        ]
+
+    def _further(self, section: Decoder, depth: int) -> Iterator[Row]:
+        """Yield the rows of a module for a further token: a layer behind the last one."""
+        number = section.n_layers
+        kind = section.kind_of(number - 1)
+        layer, place = section.of_kind(kind.name), f"{self.prefix}{self.layers}{number + depth}."
+        table = self.further | {f"block.{name}": x for name, x in self.table(layer).items()}
+        specs = [*section.further_tensors(), *self._buffers(section, kind, "block.")]
+        for spec in specs:
+            if (entry := table.get(spec.name)) is not None:
+                yield row(layer, spec, entry, f"mtp.{depth}.", place)
+            elif not spec.name.endswith(SELECTION_BIAS):
+                raise ValueError(f"{self.model_type} has no tensor like mtp.*.{spec.name}")
 
     def _specs(self, section: Decoder, kind: Any) -> Iterator[TensorSpec]:
         """Yield the tensors of a block, with the selection bias, a buffer and no parameter."""
         yield from section.block_tensors(kind)
+        yield from self._buffers(section, kind)
+
+    def _buffers(self, section: Decoder, kind: Any, prefix: str = "") -> Iterator[TensorSpec]:
+        """Yield the selection bias of a block with experts."""
         if kind.moe:
-            shape = (section.moe.num_experts,)
-            yield TensorSpec(name=SELECTION_BIAS, shape=shape, role="buffer", part="routers")
+            shape, name = (section.moe.num_experts,), f"{prefix}{SELECTION_BIAS}"
+            yield TensorSpec(name=name, shape=shape, role="buffer", part="routers")
 
     def _outside(self, section: Decoder, ours: TensorSpec) -> Row:
         entry = self.outside.get(ours.name)

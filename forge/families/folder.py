@@ -20,7 +20,7 @@ from forge.families.family import Family, decoder_section
 from forge.families.formats.format import Format, format_of, plain_tensors
 from forge.families.keys import QUANTIZATION
 from forge.families.peft import is_peft
-from forge.families.shards import AGAIN, FolderError, Stored, same_bytes
+from forge.families.shards import AGAIN, FolderError, Stored, same_bytes, stored_tensors
 from forge.families.table import Row, shapes
 
 CONFIG, TEXT = "config.json", "text_config"
@@ -31,6 +31,7 @@ WITHIN = "model.language_model."
 EMBEDDING = "embedding.weight"
 ORDER = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2")
 """Families first tried for writing a section; the first able family writes, the others follow."""
+MODULES = "mtp_num_layers"
 OF_BOTH = ("tie_word_embeddings", QUANTIZATION)
 """Keys of a whole model shared by its language model."""
 
@@ -125,8 +126,8 @@ def _read(place: Path, changed: int) -> Folder:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         message = f"{file} has a value that no model has ({type(error).__name__}: {error})"
         keys.finish()
-        problems = "; ".join([message, *keys.faults])
-        raise FolderError(problems, AGAIN) from None
+        raise FolderError("; ".join([message, *keys.faults]), AGAIN) from None
+    _count_modules(place, family, options)
     keys.finish()
     if keys.faults:
         hint = "a model without it: what forge does not compute is not left out silently"
@@ -151,6 +152,23 @@ def _read(place: Path, changed: int) -> Folder:
         )
         raise FolderError(f"{file}: {'; '.join(ignored)}", hint)
     return folder
+
+
+def _count_modules(folder: Path, family: Family, options: dict[str, Any]) -> None:
+    """Leave out modules for further tokens that are stated, but not behind the last layer of the
+    weights, in place: transformers does not save them.
+    """
+    if not options.get(MODULES):
+        return
+    try:
+        names = list(stored_tensors(folder))
+    except FolderError:
+        names = []
+    projection = family.further["projection.weight"]
+    assert isinstance(projection, str)
+    place = f"{family.layers}{options['n_layers']}.{projection.removesuffix('weight')}"
+    if not any(place in name for name in names):
+        options[MODULES] = 0
 
 
 def read_content(file: Path) -> tuple[dict[str, Any], Any, bool]:

@@ -66,17 +66,7 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
         if key.startswith(PREFIX)
     }
     kind, pre = facts.get("model"), str(facts.get("pre", ""))
-    needed = ("tokens", "merges") if kind == "gpt2" else ("tokens", "scores", "token_type")
-    if kind in ("gpt2", "llama") and (missing := [n for n in needed if n not in facts]):
-        message = f"{file.path} lacks {', '.join(PREFIX + name for name in missing)}"
-        raise FolderError(message, "a file with its tokenizer")
-    if kind == "gpt2":
-        raw = _bpe(file, facts, pre)
-    elif kind == "llama":
-        raw = convert(_sentencepiece(facts))
-    else:
-        message = f"{file.path} has a tokenizer of the kind {kind!r}; gpt2 and llama are read"
-        raise FolderError(message, "the folder of the model, with its tokenizer.json")
+    raw = _tokenizer(file, facts, kind, pre)
     tokens = facts["tokens"]
     begins = bool(facts.get("add_bos_token", kind == "llama" or pre in BEGINS))
     stated = {
@@ -98,6 +88,22 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
         config["chat_template"] = template
     text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def _tokenizer(
+    file: GGUFFile, facts: dict[str, Any], kind: object, pre: str
+) -> tokenizers.Tokenizer:
+    """The tokenizer of a file, without the tokens that it adds to a text."""
+    needed = ("tokens", "merges") if kind == "gpt2" else ("tokens", "scores", "token_type")
+    if kind in ("gpt2", "llama") and (missing := [n for n in needed if n not in facts]):
+        message = f"{file.path} lacks {', '.join(PREFIX + name for name in missing)}"
+        raise FolderError(message, "a file with its tokenizer")
+    if kind == "gpt2":
+        return _bpe(file, facts, pre)
+    if kind == "llama":
+        return convert(_sentencepiece(facts))
+    message = f"{file.path} has a tokenizer of the kind {kind!r}; gpt2 and llama are read"
+    raise FolderError(message, "the folder of the model, with its tokenizer.json")
 
 
 def _put_around(added: Mapping[str, str], tokens: Sequence[str]) -> processors.TemplateProcessing:

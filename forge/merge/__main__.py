@@ -1,10 +1,11 @@
-"""`python -m forge.merge RUN OUT`: the average of checkpoints, or a moving mean of weights, as a
-run that every verb reads.
+"""`python -m forge.merge RUN OUT`: the average of checkpoints, a moving mean of weights, or some of
+the layers, as a run that every verb reads.
 
 Examples:
     python -m forge.merge runs/mine runs/mean steps=[100,200,300]
     python -m forge.merge runs/mine runs/mean last=3 weights=[1,2,3]
     python -m forge.merge runs/mine runs/mean ema=true
+    python -m forge.merge runs/mine runs/student last=1 layers=[0,2,5]
 """
 
 from __future__ import annotations
@@ -31,9 +32,15 @@ from forge.rundir.checkpoints import Saved, list_checkpoints, saved_folder
 
 DESCRIPTION = """\
 Average the weights of a run's checkpoints into a new run: steps=[100,200,300] or last=3, evenly or
-by weights=[1,2,3]; ema=true takes the moving mean of each (train.ema_decay) instead."""
-USAGE = "forge.merge RUN OUT [steps=[...] | last=N] [weights=[...]] [ema=true]"
-WORDS = ("steps", "last", "weights", "ema")
+by weights=[1,2,3]; ema=true takes the moving mean of each (train.ema_decay) instead. layers=[0,2,5]
+makes a model of these layers, of a student that begins with its teacher's; repeated ones deepen."""
+USAGE = "forge.merge RUN OUT [steps=[...] | last=N] [weights=[...]] [ema=true] [layers=[...]]"
+WORDS = ("steps", "last", "weights", "ema", "layers")
+LISTS = {  # word: what its elements are, with an example
+    "steps": ("steps", "100,200"),
+    "weights": ("numbers above 0", "1,2"),
+    "layers": ("numbers of layers", "0,2,5"),
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,9 +81,9 @@ def _read(word: str) -> tuple[str, Any]:
     if key not in WORDS:
         near = did_you_mean(closest(key, WORDS)) or f"its words: {', '.join(WORDS)}"
         raise refusal(word, f"forge.merge has no word '{key}'.", near, COMMAND_LINE)
-    is_number = {"steps": _is_step, "weights": _is_share}.get(key)
-    if is_number is not None:
-        kind, example = ("steps", "100,200") if key == "steps" else ("numbers above 0", "1,2")
+    if key in LISTS:
+        is_number = _is_share if key == "weights" else _is_step
+        kind, example = LISTS[key]
         if not isinstance(value, list) or not value or not all(map(is_number, value)):
             hint = f"{key}=[{example}]"
             raise refusal(word, f"it must be a list of {kind}.", hint, COMMAND_LINE)
@@ -111,10 +118,12 @@ def _merge(run: Path, out: Path, typed: dict[str, Any], trust: Sequence[str]) ->
     weighted = [(saved, x / sum(shares)) for saved, x in zip(chosen, shares, strict=True)]
     weighted.sort(key=lambda pair: pair[0].step)
     kind = EMA if typed.get("ema") else TRAINED
-    path = merge_checkpoints(weighted, out, weights=kind, trust=for_run(run, trust))
+    layers = typed.get("layers")
+    path = merge_checkpoints(weighted, out, weights=kind, layers=layers, trust=for_run(run, trust))
     steps = ", ".join(str(saved.step) for saved in chosen)
     content = "the moving mean of step" if typed.get("ema") else "the weights of step"
-    return f"{path}: {content}{'s' if len(chosen) > 1 else ''} {steps}"
+    of_layers = f", layers {', '.join(map(str, layers))}" if layers else ""
+    return f"{path}: {content}{'s' if len(chosen) > 1 else ''} {steps}{of_layers}"
 
 
 def _chosen(run: Path, typed: dict[str, Any]) -> list[Saved]:
@@ -126,24 +135,28 @@ def _chosen(run: Path, typed: dict[str, Any]) -> list[Saved]:
     if "steps" in typed and "last" in typed:
         hint = "steps=[...] or last=N"
         raise refusal("steps, last", "both say which checkpoints.", hint, COMMAND_LINE)
-    if "steps" not in typed and "last" not in typed and not typed.get("ema"):
+    if not typed.keys() & {"steps", "last", "ema", "layers"}:
         message = f"which checkpoints? {run} has those of steps {steps}."
         raise refusal("steps", message, "steps=[...] or last=N", COMMAND_LINE)
     if "steps" in typed:
-        by_step = {saved.step: saved for saved in usable}
-        wanted = typed["steps"]
-        missing = [step for step in wanted if step not in by_step]
-        if missing or len({*wanted}) < len(wanted):
-            fault = f"no usable checkpoint of step {missing[0]}" if missing else "a step twice"
-            message = f"it names {fault}; {run} has those of steps {steps}."
-            raise refusal(f"steps={wanted}", message, "steps that are there", COMMAND_LINE)
-        return [by_step[step] for step in wanted]
+        return _at_steps(typed["steps"], usable, f"{run} has those of steps {steps}.")
     count = typed.get("last", 1)
     if count > len(usable):
         message = f"{run} has {len(usable)} usable checkpoints: {steps}."
         hint = f"last={len(usable)}" if usable else "a run with checkpoints"
         raise refusal(f"last={count}", message, hint, COMMAND_LINE)
     return usable[-count:]
+
+
+def _at_steps(steps: list[int], usable: Sequence[Saved], there: str) -> list[Saved]:
+    """The checkpoints of these steps. there: the steps that exist, in words."""
+    by_step = {saved.step: saved for saved in usable}
+    missing = [step for step in steps if step not in by_step]
+    if missing or len({*steps}) < len(steps):
+        fault = f"no usable checkpoint of step {missing[0]}" if missing else "a step twice"
+        message = f"it names {fault}; {there}"
+        raise refusal(f"steps={steps}", message, "steps that are there", COMMAND_LINE)
+    return [by_step[step] for step in steps]
 
 
 if __name__ == "__main__":

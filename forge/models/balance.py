@@ -67,7 +67,7 @@ class Balance:
         """Report the step, and move the selection biases unless the update was skipped."""
         if self.section is None:
             return StepReport({}, {})
-        section, n_layers = self.section.moe, self.section.n_moe_layers
+        section, n_layers = self.section.moe, self.section.n_mixtures
         records = total(self._records(n_layers, section.num_experts, skipped.device))
         counts = records[:, : section.num_experts]
         *columns, ranges, copies = records[:, section.num_experts :].unbind(1)

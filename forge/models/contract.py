@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-BESIDE_TOKENS = ("documents", "noise", "jitter")
+BESIDE_TOKENS = ("documents", "branches", "noise", "jitter")
 """Fields of a batch taken by `hidden` by name, in runs with documents that share rows, see
 `ReadsDocuments`, or with random numbers in training, and noise on embeddings, see
 `forge.models.decoder.Decoder.hidden`.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge.build import build_part
@@ -15,47 +14,57 @@ from forge.config.model.attention_options import Span
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.moe import is_moe_layer
 from forge.config.model.skips.backout import middle
-from forge.config.model.tensors import BIAS, ByDepth, Drawn
 from forge.models.balance import Balanced
 from forge.models.cache import KVCache, LayerCache, seen_in, token_positions
-from forge.models.documents import Packed, Seen, as_scores, packed_in_blocks, positions_and_masks
+from forge.models.documents import (
+    Packed,
+    Seen,
+    branches_and_masks,
+    packed_in_blocks,
+    positions_and_masks,
+    scores_or_blocks,
+)
 from forge.models.dropout import Drawing, Jitter, Noise, StreamDropout
-from forge.models.head import Head, weight_of
+from forge.models.head import Head, OutputHead, weight_of
+from forge.models.init import TableValues
 from forge.models.mixin import mix_in
 from forge.models.moe import MoE
 from forge.models.norm import NORMS, make_norm
 from forge.models.positions import Positions, Sinusoids
+from forge.models.predicting.further import add_further
 from forge.models.rope import PositionTable, Rotation, tables_of
 from forge.models.router import Router
 from forge.models.routing_record import RoutingRecord
 from forge.models.skips.scalars import Backout, rescaled, scalar
 from forge.models.skips.smear import Smear
 
+Places = tuple[int, Tensor | None]  # of the first token; of all, where they do not follow it
+
 
 class Block(nn.Module):
     """A token mixer, then a feed-forward layer or experts, each added to the residual stream, with
     norms before, after, or both.
 
-    section: the layer's own. noise: source of dropout.
+    section: the layer's own. noise: source of dropout. name: "" = that of a block.
     """
 
-    def __init__(self, section: DecoderConfig, layer: int, noise: Noise | None = None) -> None:
+    def __init__(
+        self, section: DecoderConfig, layer: int, noise: Noise | None = None, name: str = ""
+    ) -> None:
         super().__init__()
-        has_norm, has_post_norm = section.norms_before, section.norms_after
+        norms = section.norms_before, section.norms_after
+        mixes, feeds = not section.mixer.absent, not section.feed_forward.absent
         self.multiplier = section.residual_multiplier
         self.residual_scalar = scalar(section.residual_scalars)
         self.x0_scalar = scalar(section.x0_scalars)
-        self.attention_norm = make_norm(section) if has_norm else None
-        self.attention = build_part(section.mixer, section)
-        self.attention_post_norm = make_norm(section) if has_post_norm else None
-        self.feed_forward_norm = make_norm(section) if has_norm else None
-        self.feed_forward = (
-            MoE(section, layer)
-            if is_moe_layer(section.moe, layer)
-            else build_part(section.feed_forward, section)
-        )
-        self.feed_forward_post_norm = make_norm(section) if has_post_norm else None
-        names = [f"blocks.{layer}.{child}" for child in ("attention", "feed_forward")]
+        self.attention_norm = make_norm(section) if mixes and norms[0] else None
+        self.attention = build_part(section.mixer, section) if mixes else None
+        self.attention_post_norm = make_norm(section) if mixes and norms[1] else None
+        self.feed_forward_norm = make_norm(section) if feeds and norms[0] else None
+        self.feed_forward = self._fed(section, layer) if feeds else None
+        self.feed_forward_post_norm = make_norm(section) if feeds and norms[1] else None
+        name = name or f"blocks.{layer}"
+        names = [f"{name}.{child}" for child in ("attention", "feed_forward")]
         rate = section.dropout
         dropouts = [StreamDropout(rate, name, noise) if rate else None for name in names]
         self.attention_dropout, self.feed_forward_dropout = dropouts
@@ -75,11 +84,22 @@ class Block(nn.Module):
         if self.residual_scalar is not None or self.x0_scalar is not None:
             x = rescaled(x, self.residual_scalar, self.x0_scalar, x0)
         norm, post_norm = self.attention_norm, self.attention_post_norm
-        y = self.attention(self._entering(x, norm, post_norm), rotation, cache, *seen, **named)
-        x = self._added(x, y, post_norm, self.attention_dropout)
+        if self.attention is not None:
+            y = self.attention(self._entering(x, norm, post_norm), rotation, cache, *seen, **named)
+            x = self._added(x, y, post_norm, self.attention_dropout)
+        elif cache is not None:
+            cache.keep(x.shape[1])
+        if self.feed_forward is None:
+            return x
         norm, post_norm = self.feed_forward_norm, self.feed_forward_post_norm
         y = self.feed_forward(self._entering(x, norm, post_norm))
         return self._added(x, y, post_norm, self.feed_forward_dropout)
+
+    def _fed(self, section: DecoderConfig, layer: int) -> nn.Module:
+        """The experts of a layer, or its feed-forward layer."""
+        if is_moe_layer(section.moe, layer):
+            return MoE(section, layer)
+        return build_part(section.feed_forward, section)
 
     def _entering(self, x: Tensor, before: nn.Module | None, after: nn.Module | None) -> Tensor:
         if before is not None:
@@ -101,22 +121,7 @@ ADDED = {"learned": Positions, "sinusoidal": Sinusoids}
 BUFFERED = PositionTable | Sinusoids | Router | RoutingRecord | Drawing
 
 
-def _as_scores(seen: Seen, dtype: torch.dtype) -> Seen:
-    """A mask as a summand of scores; blocks unchanged."""
-    return as_scores(seen, dtype) if isinstance(seen, Tensor) else seen
-
-
-class OutputHead(nn.Linear):
-    def receive(self, hidden: Tensor, norm: nn.Module) -> Tensor:
-        """Normalise hidden states; FSDP gathers the weight for this call."""
-        return norm(hidden)
-
-    def product(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """Multiply hidden: [..., dim] by rows of the vocabulary, [rows, dim] -> [..., rows]."""
-        return F.linear(hidden, weight)
-
-
-class Decoder(nn.Module):
+class Decoder(TableValues, nn.Module):
     """Token ids to next-token logits, or a stage of the model, cut out by `keep`.
 
     A stage takes hidden states instead of tokens, or gives hidden states, or both. Weights are
@@ -128,6 +133,8 @@ class Decoder(nn.Module):
     residual_dtype: torch.dtype | None = None
     jitter_width: Tensor | None = None
     in_blocks: bool = False
+
+    mtp: nn.ModuleDict  # modules for further tokens, by their depth from 0
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
@@ -157,10 +164,9 @@ class Decoder(nn.Module):
             if layer.value_embeddings and "value_embeddings" not in layer.mixer.unread
         }
         self.kinds = [section.kind_of(layer).name for layer in range(section.n_layers)]
-        layers = enumerate(self.kinds)
         # By number in a dict, so that a stage's blocks keep their names.
         self.blocks = nn.ModuleDict(
-            {str(n): Block(of_kind[kind], n, self.noise) for n, kind in layers}
+            {str(n): Block(of_kind[kind], n, self.noise) for n, kind in enumerate(self.kinds)}
         )
         self.backout = Backout() if section.backout else None
         self.middle = middle(section.n_layers) if section.backout else None
@@ -168,6 +174,8 @@ class Decoder(nn.Module):
         self.output: OutputHead | None = None
         if not section.tie_embeddings:
             self.output = OutputHead(section.dim, section.vocab_size, bias=False)
+        last = of_kind[self.kinds[-1]], section.n_layers - 1
+        add_further(self, partial(Block, *last, self.noise))
 
     def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
         return self.logits(self.hidden(tokens, cache=cache))
@@ -178,17 +186,38 @@ class Decoder(nn.Module):
         *,
         cache: KVCache | None = None,
         documents: Tensor | None = None,
+        branches: Tensor | None = None,
         noise: Tensor | None = None,
         jitter: Tensor | None = None,
     ) -> Tensor:
         """tokens: [batch, seq] -> hidden states for the output head, [batch, seq, dim].
 
         With a cache the tokens follow the cached tokens, and are added. documents: as of
-        `positions_and_masks`; each document is then read alone. noise: 32 bits of each token, for
+        `positions_and_masks`; each document is then read alone. branches: as of
+        `branches_and_masks`, where `reads_branches`. noise: 32 bits of each token, for
         random numbers in training. jitter: [batch, seq], amount of noise on embeddings, as of
         `Jitter`. Takes hidden states where `reads_tokens` is false. Raises ValueError past
         max_seq_len.
         """
+        beside = {"documents": documents, "branches": branches, "noise": noise, "jitter": jitter}
+        return self.to_head(self._read(tokens, cache=cache, **beside))
+
+    def to_head(self, x: Tensor) -> Tensor:
+        """States of this rank -> those that the output head reads."""
+        if self.norm is not None and self.section.logits_dot_in_fp32:
+            return x.to(torch.promote_types(x.dtype, torch.float32))
+        return x
+
+    def _read(
+        self,
+        tokens: Tensor,
+        *,
+        cache: KVCache | None = None,
+        documents: Tensor | None = None,
+        branches: Tensor | None = None,
+        noise: Tensor | None = None,
+        jitter: Tensor | None = None,
+    ) -> Tensor:
         assert cache is None or documents is None, "a cache holds one document"
         self.noise.bits, self.jitter_width = noise, jitter
         start, seq = cache.length if cache is not None else 0, tokens.shape[1]
@@ -200,15 +229,24 @@ class Decoder(nn.Module):
         elif start + seq > self.max_seq_len:
             limit = f"model.max_seq_len={self.max_seq_len}"
             raise ValueError(f"{limit}: {start + seq} tokens are too many")
+        elif branches is not None:
+            rows = self.branched(branches)
         elif documents is not None:
             rows = self.packed(documents)
-            positions = rows.positions
+        positions = positions if rows is None else rows.positions
         x = self._enter(tokens, start, positions, cache) if self.reads_tokens else tokens
+        return self._received(self._through_blocks(x, tokens, (start, positions), rows, cache))
+
+    def _through_blocks(
+        self, x: Tensor, tokens: Tensor, at: Places, rows: Packed | None, cache: KVCache | None
+    ) -> Tensor:
+        """The input of the first block -> the output of the last one, [batch, seq, dim]."""
+        seq, (start, positions) = tokens.shape[1], at
         rotations = self._rotations(start, seq, positions)
         seen: dict[Span, Seen] = {}
         if rows is not None:
             # Converted once for all layers of a span, not in each layer.
-            seen |= {span: _as_scores(mask, x.dtype) for span, mask in rows.seen.items()}
+            seen |= {span: scores_or_blocks(mask, x.dtype) for span, mask in rows.seen.items()}
         x0 = {"x0": x} if self.section.x0_scalars else {}
         of_middle = x
         for layer, block in self.blocks.items():
@@ -225,7 +263,7 @@ class Decoder(nn.Module):
                     seen[span] = seen_in(layer_cache, seq, x.dtype)
                 x = block(x, rotations.get(kind), layer_cache, seen[span], **named)
             of_middle = x if int(layer) == self.middle else of_middle
-        return self._received(x if self.backout is None else self.backout(x, of_middle))
+        return x if self.backout is None else self.backout(x, of_middle)
 
     def _rotations(self, start: int, seq: int, positions: Tensor | None) -> dict[str, Rotation]:
         """Rotations by kind of layer, at positions start, start + 1, ..., or at `positions`."""
@@ -241,13 +279,15 @@ class Decoder(nn.Module):
         indices = torch.arange(documents.shape[1], device=documents.device)
         return positions_and_masks(documents, self.spans.values(), tokens=indices, queries=indices)
 
+    def branched(self, branches: Tensor) -> Packed:
+        """The positions and masks of rows of texts that share their beginnings, [batch, seq]."""
+        indices = torch.arange(branches.shape[1], device=branches.device)
+        return branches_and_masks(branches, self.spans.values(), tokens=indices, queries=indices)
+
     def _received(self, x: Tensor) -> Tensor:
         if self.norm is None:
             return x
-        x = self.norm(x) if self.output is None else self.output.receive(x, self.norm)
-        if self.section.logits_dot_in_fp32:
-            x = x.to(torch.promote_types(x.dtype, torch.float32))
-        return x
+        return self.norm(x) if self.output is None else self.output.receive(x, self.norm)
 
     def _enter(
         self, tokens: Tensor, start: int, positions: Tensor | None, cache: KVCache | None
@@ -279,7 +319,10 @@ class Decoder(nn.Module):
 
     def norms_of_layers(self) -> Iterator[Any]:
         """The norms before and after layers, and the norm before the head."""
-        children = (child for block in self.blocks.values() for child in block.children())
+        modules: Any = self.mtp.values()
+        further = [part for module in modules for part in (module, module.block)]
+        parts = (*self.blocks.values(), *further)
+        children = (child for part in parts for child in part.children())
         yield from (child for child in (*children, self.norm) if isinstance(child, NORMS))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -334,6 +377,14 @@ class Decoder(nn.Module):
         """Whether all layers can tell the text of a row from padding."""
         return all(layer.mixer.reads_documents for _, layer in self.section.in_use())
 
+    @property
+    def reads_branches(self) -> bool:
+        """Whether `hidden` takes `branches`: a smear and a recurrent state read the token before,
+        which is that of another text.
+        """
+        recurrent = any(layer.mixer.recurrent for _, layer in self.section.in_use())
+        return self.reads_padding and not recurrent and not self.section.smear
+
     def new_cache(self, max_len: int | None = None, padding: Tensor | None = None) -> KVCache:
         """Make an empty cache. padding: [batch], number of filler tokens before each row's text."""
         max_len = self.max_seq_len if max_len is None else max_len
@@ -347,28 +398,3 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, BUFFERED):
                 module.reset_buffers()
-
-    def init_std(self, name: str) -> float:
-        """Initial standard deviation of parameter `name`: init_std, times 1/sqrt(2 * n_layers) for
-        an output into the residual stream (GPT-2; Radford et al. 2019, section 2.3); 0 for biases
-        of experts.
-        """
-        tensor = self.table[name]
-        if tensor.std is not None:
-            return tensor.std
-        if tensor.role == BIAS:
-            return 0.0
-        if self.section.init_scale_residual and tensor.residual:
-            return self.section.init_std / math.sqrt(2 * self.section.n_layers)
-        return self.section.init_std
-
-    def init_range(self, name: str) -> Drawn | None:
-        """The distribution of the initial values of a matrix; None = normal, with init_std."""
-        initial = self.table[name].initial
-        return initial if isinstance(initial, Drawn) else None
-
-    def init_value(self, name: str) -> float | Drawn:
-        """The initial value of a vector, or the distribution of the values."""
-        initial = self.table[name].initial
-        assert not isinstance(initial, ByDepth), name
-        return initial

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forge.models.mixers.causal_conv import wide
+
 L2_EPS = 1e-6
 
 
@@ -34,35 +36,9 @@ class Fed(NamedTuple):
     begins: Tensor | None = None
 
 
-def wide(x: Tensor) -> Tensor:
-    """Convert to fp32, or keep a wider format."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def l2_norm(x: Tensor) -> Tensor:
     """Scale vectors to length 1."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPS)
-
-
-def short_conv(
-    x: Tensor, weight: Tensor, before: Tensor | None, places: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Convolve each channel causally, then apply SiLU; at least in fp32.
-
-    x: [batch, seq, channels]. weight: [channels, taps], the last tap for the present token. before:
-    the taps - 1 tokens before x, None = zeros. places: [batch, seq], positions of tokens in their
-    documents; None = a single document. Returns as x, and the last taps - 1 tokens.
-    """
-    back, seq = weight.shape[1] - 1, x.shape[1]
-    read = F.pad(x, (0, 0, back, 0)) if before is None else torch.cat((before, x), 1)
-    inputs, taps = wide(read), wide(weight)
-    output = inputs[:, back:] * taps[:, back]
-    for tap in range(back):
-        part = inputs[:, tap : tap + seq] * taps[:, tap]
-        if places is not None:
-            part = part.where((places >= back - tap).unsqueeze(-1), 0)
-        output = output + part
-    return F.silu(output), read[:, seq:]
 
 
 def recurrent(fed: Fed, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -102,7 +78,7 @@ def chunked(fed: Fed, size: int, state: Tensor | None = None) -> tuple[Tensor, T
     q, k = (cut(wide(part), key_heads, 1) for part in (fed.q, fed.k))
     v, decay, beta = (cut(wide(part), key_heads, groups) for part in (fed.v, fed.decay, fed.beta))
     begins = None if fed.begins is None else cut(fed.begins.unsqueeze(2), 1, 1)
-    within, from_start, to_end, over_chunk = _decays(decay, begins)
+    within, from_start, to_end, over_chunk = decays(decay, begins)
 
     # All changes of a chunk solve a triangular system with two right sides: the values alone, and
     # the keys, whose solution is multiplied by the state before the chunk.
@@ -123,7 +99,7 @@ def chunked(fed: Fed, size: int, state: Tensor | None = None) -> tuple[Tensor, T
     return output.reshape(batch, -1, heads, v.shape[-1])[:, :seq], now.flatten(1, 2)
 
 
-def _decays(decay: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def decays(decay: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """decay, begins: [..., size] -> factors of an earlier token read by a token, [..., size, size],
     of the state before the chunk, [..., size], of a token in the state after the chunk, [...,
     size], and of the state over the chunk, [...]; 0 across the beginning of a document.

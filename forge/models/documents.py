@@ -61,6 +61,34 @@ def as_scores(seen: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, -torch.inf)
 
 
+def scores_or_blocks(seen: Seen, dtype: torch.dtype) -> Seen:
+    """A mask as a summand of scores; blocks unchanged."""
+    return as_scores(seen, dtype) if isinstance(seen, Tensor) else seen
+
+
+def branches_and_masks(
+    branches: Tensor, spans: Iterable[Span], *, tokens: Tensor, queries: Tensor
+) -> Packed:
+    """Make positions and masks of texts that share their beginnings; see `positions_and_masks`.
+
+    branches: [batch, seq], for each token of whole rows the index behind the last token that sees
+    it. A token is followed by all that goes on from it, text after text, so it is seen by all
+    between itself and that index. Positions and spans count along a text.
+    """
+    indices = torch.arange(branches.shape[1], device=branches.device)
+    visible = (indices <= indices[:, None]) & (indices[:, None] < branches[:, None])
+    positions = visible.sum(-1) - 1
+    visible, here, keys = visible[:, queries], positions[:, queries, None], positions[:, None]
+
+    def seen(span: Span) -> Tensor:
+        mask = visible
+        if span.chunk:
+            mask = mask & (here // span.chunk == keys // span.chunk)
+        return (mask & (here - keys < span.window) if span.window else mask).unsqueeze(1)
+
+    return Packed(positions[:, tokens], {span: seen(span) for span in sorted(set(spans))})
+
+
 def packed_in_blocks(documents: Tensor, spans: Iterable[Span]) -> Packed:
     """Make positions and blocks of documents of whole rows, like `positions_and_masks`."""
     blocks = {

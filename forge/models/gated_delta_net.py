@@ -13,7 +13,8 @@ from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.mixers.gated_delta_net import GatedDeltaNet as GatedDeltaNetConfig
 from forge.models.attention import KEPT_NAMES as OF_ATTENTION
 from forge.models.cache import LayerCache
-from forge.models.delta_rule import Fed, chunked, empty, l2_norm, recurrent, short_conv, wide
+from forge.models.delta_rule import Fed, chunked, empty, l2_norm, recurrent
+from forge.models.mixers.causal_conv import short_conv, wide
 from forge.models.norm import RMSNorm
 from forge.models.rope import Rotation
 

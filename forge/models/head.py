@@ -15,6 +15,18 @@ def soft_cap(values: Tensor, cap: float) -> Tensor:
     return scaled.tanh() * cap if values.requires_grad else scaled.tanh_().mul_(cap)
 
 
+class OutputHead(nn.Linear):
+    """The matrix of a head that shares none with the embedding."""
+
+    def receive(self, hidden: Tensor, norm: nn.Module) -> Tensor:
+        """Normalise hidden states; FSDP gathers the weight for this call."""
+        return norm(hidden)
+
+    def product(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        """Multiply hidden: [..., dim] by rows of the vocabulary, [rows, dim] -> [..., rows]."""
+        return F.linear(hidden, weight)
+
+
 def weight_of(layer: nn.Module) -> Tensor:
     """The weight of a layer, with an adapter the adapted weight, for products outside the layer."""
     adapted_weight = getattr(layer, "adapted_weight", None)

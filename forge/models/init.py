@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.config.model.tensors import Drawn, LogUniform
+from forge.config.model.tensors import BIAS, ByDepth, Drawn, LogUniform, TensorSpec
 from forge.tensors.local import select
 from forge.tensors.threads import pool
 
@@ -156,3 +156,35 @@ def _fill(here: Tensor, initial: Initial, indices: list[Tensor]) -> None:
     drawn = initial.rows(indices[0], out=here if as_drawn else None)
     if not as_drawn:
         here.copy_(select(drawn, indices[1:], first=1))
+
+
+class TableValues:
+    """Initial values of a model's parameters, as the table of its tensors states them."""
+
+    table: dict[str, TensorSpec]
+    section: Any
+
+    def init_std(self, name: str) -> float:
+        """Initial standard deviation of parameter `name`: init_std, times 1/sqrt(2 * n_layers) for
+        an output into the residual stream (GPT-2; Radford et al. 2019, section 2.3); 0 for biases
+        of experts.
+        """
+        tensor = self.table[name]
+        if tensor.std is not None:
+            return tensor.std
+        if tensor.role == BIAS:
+            return 0.0
+        if self.section.init_scale_residual and tensor.residual:
+            return self.section.init_std / math.sqrt(2 * self.section.n_layers)
+        return self.section.init_std
+
+    def init_range(self, name: str) -> Drawn | None:
+        """The distribution of the initial values of a matrix; None = normal, with init_std."""
+        initial = self.table[name].initial
+        return initial if isinstance(initial, Drawn) else None
+
+    def init_value(self, name: str) -> float | Drawn:
+        """The initial value of a vector, or the distribution of the values."""
+        initial = self.table[name].initial
+        assert not isinstance(initial, ByDepth), name
+        return initial

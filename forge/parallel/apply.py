@@ -181,6 +181,8 @@ def _set_residual(part: nn.Module, layout: Layout) -> None:
     halved = layout.sharded or next(part.parameters()).dtype in HALF.values()
     if precision.mixed_precision in HALF and isinstance(part, Decoder) and halved:
         part.residual_dtype = FORMATS[precision.residual_dtype]
+        for module in part.mtp.values():
+            module.residual_dtype = part.residual_dtype  # type: ignore[assignment]
         for norm in part.norms_of_layers():
             norm.made = HALF[precision.mixed_precision]
 

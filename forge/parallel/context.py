@@ -18,7 +18,7 @@ from torch import Tensor
 
 from forge.config.model.attention_options import Span
 from forge.models.decoder import Decoder
-from forge.models.documents import Packed, positions_and_masks
+from forge.models.documents import Packed, branches_and_masks, positions_and_masks
 from forge.models.positions import Positions, Sinusoids
 from forge.models.rope import PositionTable, Rotation
 from forge.models.skips.smear import Smear
@@ -241,10 +241,17 @@ class DocumentsOfPart:
 
     def packed(self, documents: Tensor) -> Packed:
         """documents: [batch, seq], of whole rows."""
-        all_tokens = torch.arange(documents.shape[1], device=documents.device)
+        return positions_and_masks(documents, self.spans.values(), **self._here(documents))
+
+    def branched(self, branches: Tensor) -> Packed:
+        """branches: [batch, seq], of whole rows."""
+        return branches_and_masks(branches, self.spans.values(), **self._here(branches))
+
+    def _here(self, rows: Tensor) -> dict[str, Tensor]:
+        """Indices of this rank's tokens, and of the tokens that attend on this rank."""
+        all_tokens = torch.arange(rows.shape[1], device=rows.device)
         tokens = self.over_cp.part.of(all_tokens, 0)
-        queries = all_tokens if self.over_cp.whole_queries else tokens
-        return positions_and_masks(documents, self.spans.values(), tokens=tokens, queries=queries)
+        return {"tokens": tokens, "queries": all_tokens if self.over_cp.whole_queries else tokens}
 
 
 SEAMS: dict[type, type] = {

@@ -70,6 +70,8 @@ def shard(
                 register_fsdp_forward_method(layer, "equal")
                 groups[-1].append(layer)
         fully_shard(block, mesh=mesh.fsdp, shard_placement_fn=of_block, **freed)
+    if further := getattr(model, "mtp", None):
+        groups += further_groups(further, mesh, of_block, of_experts, freed)
     if embedding is not None:
         sharded = fully_shard(embedding, mesh=mesh.fsdp, **freed)
         # The gradient of the table does not read the table; an adapter's gradient does.
@@ -83,12 +85,30 @@ def shard(
     if mesh.parallel.ep > 1:
         prefetch_in_order([[model], *groups])
     register_fsdp_forward_method(model, "hidden")
+    if further:
+        register_fsdp_forward_method(model, "hidden_ahead")
     mix_in(model, ReshardsOnModeChange, keeps_gathered=reshard_after_forward is False)
     keep_formats(model)
     if mesh.fsdp.size() > 1:  # else no rank adds anything, and a factor would be one more copy
         sum_gradients(model)
         if mesh.parallel.symmetric_memory:
             use_symmetric_memory(model)
+
+
+def further_groups(
+    modules: nn.ModuleDict, mesh: Mesh, of_block: Any, of_experts: Any, freed: dict[str, Any]
+) -> list[list[Any]]:
+    """Shard each module for a further token, and under ep its experts, as a block is sharded."""
+    groups: list[list[Any]] = []
+    for module in modules.values():
+        groups.append([module])
+        for layer in [part for part in module.modules() if isinstance(part, Experts)]:
+            if mesh.parallel.ep > 1:
+                fully_shard(layer, mesh=mesh.experts_fsdp, shard_placement_fn=of_experts, **freed)
+                register_fsdp_forward_method(layer, "equal")
+                groups[-1].append(layer)
+        fully_shard(module, mesh=mesh.fsdp, shard_placement_fn=of_block, **freed)
+    return groups
 
 
 def policies(
@@ -156,16 +176,33 @@ class ReshardsOnModeChange(nn.Module):
     """Mixin of a sharded model: frees weights still gathered, in train() and eval().
 
     Between updates the parameters are therefore the trained shards. keeps_gathered: between the
-    micro-batches of a step, whose weights are the same, all weights stay gathered.
+    micro-batches of a step, whose weights are the same, all weights stay gathered. held: inside of
+    `held_gathered`.
     """
 
     keeps_gathered: bool
+    held: bool = False
 
     def train(self, mode: bool = True) -> ReshardsOnModeChange:
-        for module in self.modules():
+        for module in () if self.held else self.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
         return super().train(mode)
+
+
+@contextmanager
+def held_gathered(model: nn.Module) -> Iterator[None]:
+    """Inside, train() and eval() free no weights: ranks that change the mode at other times than
+    others still gather the same weights in the same passes.
+    """
+    parts = [part for part in model.modules() if isinstance(part, ReshardsOnModeChange)]
+    for part in parts:
+        part.held = True
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.held = False
 
 
 @contextmanager

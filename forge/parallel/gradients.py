@@ -20,32 +20,42 @@ def norm_of(
     counted: Callable[[str], bool],
     spread: bool,
     also: float = 0.0,
+    replicas: tuple[int, int] = (0, 1),
 ) -> tuple[Tensor, Tensor]:
     """The global L2 norm of gradients, and the sum of `also` over all ranks; asynchronous.
 
     spread: parameters are laid out over ranks; then all ranks call this, and each adds the squares
     of its first copies. counted: whether a parameter, by name, counts on this rank, not being a
-    copy of another stage's parameter.
+    copy of another stage's parameter. replicas: as of `total_norm`.
     """
     gradients = [(name, p.grad) for name, p in named if p.grad is not None]
     like = local(gradients[0][1]) if gradients else torch.zeros(())
     square_sum = squares(gradients, counted=counted, spread=spread, device=like.device)
-    return total_norm(square_sum, like, spread=spread, also=also)
+    return total_norm(square_sum, like, spread=spread, also=also, replicas=replicas)
 
 
 def total_norm(
-    own: Tensor, like: Tensor, *, spread: bool, also: float = 0.0
+    own: Tensor,
+    like: Tensor,
+    *,
+    spread: bool,
+    also: float = 0.0,
+    replicas: tuple[int, int] = (0, 1),
 ) -> tuple[Tensor, Tensor]:
     """The global norm from this rank's sum of squares, see `squares`, and the sum of `also`.
 
-    like: its format, but fp32 at least, is the norm's format.
+    like: its format, but fp32 at least, is the norm's format. replicas: (i, n), this rank is of the
+    i-th of n replicas with gradients of their own; each has its norm, not finite if any is not.
     """
-    # A single all-reduce for the squares and `also`.
-    sums = torch.full((2,), also, dtype=widest(like.device), device=like.device)
-    sums[0] = own
+    # A single all-reduce for the squares of each replica and `also`.
+    number, count = replicas
+    sums = torch.zeros(count + 1, dtype=widest(like.device), device=like.device)
+    sums[count] = also
+    sums[number] = own
     if spread:
         dist.all_reduce(sums)
-    return sums[0].sqrt().to(torch.promote_types(like.dtype, torch.float32)), sums[1]
+    squared = sums[number] if count == 1 else sums[number] + 0.0 * sums[:count].sum()
+    return squared.sqrt().to(torch.promote_types(like.dtype, torch.float32)), sums[count]
 
 
 def clip_factor(norm: Tensor, largest: float) -> Tensor:

@@ -18,7 +18,8 @@ class Mesh:
     ep, tp; for parameters other than experts. sums: tokens = pp * dp_replicate * fsdp, tp; of a
     pipeline's stages the last has the loss, others zero. stages: pp, tokens = dp_replicate * fsdp,
     tp. experts: pp, dp_replicate, efsdp = dp_shard * cp, ep, tp; with ep = 1 the same as dense.
-    torch has no public call to flatten slices of a mesh.
+    torch has no public call to flatten slices of a mesh. apart: whether the replicas of
+    dp_replicate have weights of their own, see `forge.training.callbacks.diloco`.
     """
 
     parallel: Parallel
@@ -27,6 +28,17 @@ class Mesh:
     sums: DeviceMesh
     stages: DeviceMesh
     experts: DeviceMesh
+    apart: bool = False
+
+    @property
+    def replicas(self) -> int:
+        """Number of replicas with weights of their own."""
+        return self.parallel.dp_replicate if self.apart else 1
+
+    @property
+    def replica(self) -> int:
+        """This rank's number among the replicas with weights of their own."""
+        return self.dense.get_local_rank("dp_replicate") if self.apart else 0
 
     @property
     def batch_ranks(self) -> int:
@@ -52,7 +64,13 @@ class Mesh:
         return self._sharded(self.experts, "efsdp")
 
     def _sharded(self, view: DeviceMesh, axis: str) -> DeviceMesh:
-        return view["dp_replicate", axis] if self.parallel.dp_replicate > 1 else view[axis]
+        reduces = self.parallel.dp_replicate > 1 and not self.apart
+        return view["dp_replicate", axis] if reduces else view[axis]
+
+    def with_replicas(self, mesh: DeviceMesh) -> DeviceMesh:
+        """The mesh of a dense parameter with the replicas as its first axis."""
+        assert mesh.mesh_dim_names is not None
+        return self.dense["dp_replicate", *mesh.mesh_dim_names]
 
     @property
     def tp(self) -> DeviceMesh:
@@ -74,8 +92,11 @@ class Mesh:
         return [group for view in distinct for group in view.get_all_groups()]
 
 
-def make_mesh(parallel: Parallel, device_type: str) -> Mesh:
-    """Build the meshes of a layout; torch.distributed is initialised with the layout's ranks."""
+def make_mesh(parallel: Parallel, device_type: str, *, apart: bool = False) -> Mesh:
+    """Build the meshes of a layout; torch.distributed is initialised with the layout's ranks.
+
+    apart: as of `Mesh`.
+    """
     p, fsdp, efsdp = parallel, parallel.fsdp, parallel.efsdp
     pp, replicas = {"pp": p.pp}, {"dp_replicate": p.dp_replicate}
 
@@ -92,4 +113,5 @@ def make_mesh(parallel: Parallel, device_type: str) -> Mesh:
         sums=sums,
         stages=view(**pp, tokens=p.dp_replicate * fsdp) if p.pp > 1 else sums,
         experts=view(**pp, **replicas, efsdp=efsdp, ep=p.ep) if p.ep > 1 else dense,
+        apart=apart,
     )

@@ -35,6 +35,12 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     return list(blocks.children())
 
 
+def further_blocks(model: nn.Module) -> list[Any]:
+    """The blocks inside of the modules for further tokens."""
+    modules = getattr(model, "mtp", None)
+    return [module.block for module in modules.values()] if modules else []  # type: ignore[operator]
+
+
 def compile_blocks(
     model: nn.Module, backend: str, *, layers: bool = False, mixtures: bool = True
 ) -> None:
@@ -50,7 +56,7 @@ def compile_blocks(
     limits: Any = torch._dynamo.config  # type: ignore[attr-defined]
     # Blocks share their code, so shapes and kinds of all blocks count against a single limit.
     limits.recompile_limit = max(limits.recompile_limit, MOST_SHAPES)
-    for block in blocks_of(model):
+    for block in (*blocks_of(model), *further_blocks(model)):
         for module in layers_of(block, mixtures=mixtures) if layers else [block]:
             module.compile(backend=backend, fullgraph=True, dynamic=False)
 
@@ -83,6 +89,10 @@ class CutSequences:
     def hidden(self, tokens: Tensor, *, cache: Any = None, **more: Any) -> Tensor:
         self.sequences.cut = cache is None
         return super().hidden(tokens, cache=cache, **more)  # type: ignore[misc]
+
+    def hidden_ahead(self, tokens: Tensor, **more: Any) -> tuple[Tensor, ...]:
+        self.sequences.cut = True
+        return super().hidden_ahead(tokens, **more)  # type: ignore[misc]
 
 
 def cut_sequences(model: Any) -> Sequences:

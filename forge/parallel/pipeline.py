@@ -145,6 +145,7 @@ class Pipeline(Balanced, nn.Module):
         *,
         cache: dict[int, KVCache] | None = None,
         documents: Tensor | None = None,
+        branches: Tensor | None = None,
         **drawn: Tensor,
     ) -> Tensor:
         """tokens: [batch, seq] -> hidden states for the output head, [batch, seq, dim].
@@ -153,7 +154,9 @@ class Pipeline(Balanced, nn.Module):
         `hidden`, with the same tokens. drawn: tensors read only in training.
         """
         shape = self._between(*tokens.shape, whole=cache is not None)
-        states = pass_through(self.line, self._by_stage(), tokens, shape, cache, documents)
+        given = {"documents": documents, "branches": branches}
+        beside = {name: rows for name, rows in given.items() if rows is not None}
+        states = pass_through(self.line, self._by_stage(), tokens, shape, cache, beside)
         if states is None:
             states = torch.zeros((), dtype=self.line.after, device=self.line.device)
         return states.expand(*tokens.shape, self.section.dim)
@@ -165,12 +168,16 @@ class Pipeline(Balanced, nn.Module):
         """
         from forge.parallel.pipeline_schedule import Read
 
-        states = self.hidden(batch["tokens"], documents=batch.get("documents"))
+        states = self.hidden(batch["tokens"], **beside_tokens(batch))
         return Read(self._by_stage()[self.line.last], states) if self.last else None
 
     @property
     def reads_padding(self) -> bool:
         return self.parts[0].reads_padding  # type: ignore[return-value]
+
+    @property
+    def reads_branches(self) -> bool:
+        return self.parts[0].reads_branches  # type: ignore[return-value]
 
     def new_cache(
         self, max_len: int | None = None, padding: Tensor | None = None

@@ -53,18 +53,18 @@ def pass_through(
     tokens: Tensor,
     shape: tuple[int, ...],
     caches: dict[int, KVCache] | None,
-    documents: Tensor | None,
+    beside: dict[str, Tensor],
 ) -> Tensor | None:
     """Tokens through all stages; the last stage's hidden states on its rank. A collective.
 
-    shape: of hidden states between stages.
+    shape: of hidden states between stages. beside: fields that every stage reads.
     """
     x = tokens
     for stage, part in parts.items():
         if stage > 0 and not line.has(stage - 1):
             x = torch.empty(shape, dtype=line.between, device=line.device)
             dist.recv(x, group=line.group, group_src=line.owner(stage - 1))
-        options: dict[str, Any] = {} if documents is None else {"documents": documents}
+        options: dict[str, Any] = dict(beside)
         if caches is not None:
             options["cache"] = caches[stage]
         # Messages between ranks take contiguous memory.

@@ -46,6 +46,11 @@ class Ranks:
         """(i, n): this rank draws the i-th of n parts of the batch."""
         return (self.mesh.batch_rank, self.mesh.batch_ranks) if self.mesh is not None else (0, 1)
 
+    @property
+    def replicas(self) -> tuple[int, int]:
+        """(i, n): this rank is of the i-th of n replicas with weights of their own."""
+        return (self.mesh.replica, self.mesh.replicas) if self.mesh is not None else (0, 1)
+
     def own_part(self, values: Tensor) -> Tensor:
         """[batch, seq] -> this rank's part of each sequence: under cp a part, else all."""
         if self.mesh is None or self.mesh.parallel.cp == 1:
@@ -171,6 +176,7 @@ def join_ranks(config: Config, device: torch.device, rendezvous: Rendezvous | No
     cannot be used.
     """
     size, parallel = int(os.environ.get("WORLD_SIZE", 1)), config.parallel
+    apart = config.diloco.enabled
     if size == 1 and not config.one_rank_has_fsdp:
         return Ranks()
     backend = _backend(parallel.backend, device.type)
@@ -178,7 +184,7 @@ def join_ranks(config: Config, device: torch.device, rendezvous: Rendezvous | No
         if not dist.is_initialized():  # it is after a run in this process that failed
             store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
             dist.init_process_group(backend, store=store, rank=0, world_size=1)
-        return Ranks(mesh=make_mesh(parallel, device.type), device=device)
+        return Ranks(mesh=make_mesh(parallel, device.type, apart=apart), device=device)
     timeout, rank = timedelta(seconds=parallel.nccl_timeout_sec), int(os.environ["RANK"])
     rendezvous = rendezvous or Rendezvous()
     store = rendezvous.store
@@ -186,7 +192,7 @@ def join_ranks(config: Config, device: torch.device, rendezvous: Rendezvous | No
         # Not bound to a device: NCCL then makes communicators at first use, for used groups only.
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     host, saver = (dist.new_group(backend="gloo", timeout=timeout) for _ in range(2))
-    mesh = make_mesh(parallel, device.type)
+    mesh = make_mesh(parallel, device.type, apart=apart)
     for group in mesh.groups():  # a mesh gives its groups torch's default timeout
         dist.distributed_c10d._set_pg_timeout(timeout, group)
     return Ranks(

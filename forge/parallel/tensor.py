@@ -24,6 +24,7 @@ from forge.config.parallel import Parallel
 from forge.models.decoder import Decoder
 from forge.models.dropout import Jitter, StreamDropout
 from forge.models.head import Head
+from forge.models.mixers.mamba2 import GatedGroupNorm
 from forge.models.norm import NormOfHeads, eps_for
 from forge.models.positions import Positions, Sinusoids
 from forge.models.rope import PositionTable, Rotation
@@ -37,7 +38,14 @@ from forge.parallel.collectives import (
     sum_over,
 )
 from forge.parallel.mesh import Mesh
-from forge.parallel.modules import Sequences, cut_sequences, layers_of, mix_in, mix_in_each
+from forge.parallel.modules import (
+    Sequences,
+    cut_sequences,
+    further_blocks,
+    layers_of,
+    mix_in,
+    mix_in_each,
+)
 from forge.parallel.placed_parameters import See, added_once, place_parameter
 from forge.tensors.local import local
 
@@ -78,16 +86,16 @@ def spread_width(model: Decoder, parallel: Parallel, mesh: Mesh) -> None:
     width = Width(mesh.tp, cut_sequences(model), parallel.sequence_parallel)
     table = model.table
     inside: set[str] = set()  # in layers, where ranks use a common tensor for different heads
-    for number, block in model.blocks.named_children():
+    blocks = [(f"blocks.{number}", block) for number, block in model.blocks.named_children()]
+    blocks += [(f"mtp.{n}.block", block) for n, block in enumerate(further_blocks(model))]
+    for path, block in blocks:
         for child, layer in block.named_children():
-            names = {f"blocks.{number}.{child}.{name}" for name, _ in layer.named_parameters()}
+            names = {f"{path}.{child}.{name}" for name, _ in layer.named_parameters()}
             if any(name in table and table[name].tp is not None for name in names):
                 mix_in(layer, Layer, over_tp=width)
                 inside |= names
             elif layer in layers_of(block):
-                label = (
-                    f"parallel.tp={width.size}: {type(layer).__name__} in blocks.{number}.{child}"
-                )
+                label = f"parallel.tp={width.size}: {type(layer).__name__} in {path}.{child}"
                 raise ValueError(f"{label} has no tensor that tensors() of its section cuts (tp=)")
     for path, _ in list(model.named_parameters()):
         spec = table.get(path)
@@ -239,6 +247,24 @@ class NormOverRanks:
         return y.view_as(x)
 
 
+class GroupsOverRanks:
+    """Mixin of a norm of groups of channels, where several ranks may share a group."""
+
+    over_tp: Width
+    group: int
+
+    def mean_square(self, x: Tensor) -> Tensor:
+        ranks, own = self.over_tp, x.shape[-1]
+        if own % self.group == 0:
+            return super().mean_square(x)  # type: ignore[misc]
+        number, sharing = ranks.size * own // self.group, self.group // own
+        mine = torch.arange(number, device=x.device) == ranks.rank // sharing
+        sums = sum_over(x.square().sum(-1, keepdim=True) * mine, ranks.group)
+        # Ranks use the sums for different channels: their gradient is a sum over ranks.
+        sums = sum_gradient(sums, ranks.group)
+        return sums[..., ranks.rank // sharing, None] / self.group
+
+
 class ValueOverRanks:
     """Mixin of a value head: each rank reads its part of the hidden states' width."""
 
@@ -254,6 +280,7 @@ SEAMS: dict[type, type] = {
     Positions: PartOfPositions,
     Sinusoids: PartOfPositions,
     NormOfHeads: NormOverRanks,
+    GatedGroupNorm: GroupsOverRanks,
     Smear: SmearOfWhole,
     ValueHead: ValueOverRanks,
     nn.Embedding: Rows,
@@ -272,8 +299,8 @@ class SpreadDecoder:
     multiplied_weight: Tensor
     of_logits: dict[str, float]
 
-    def hidden(self, tokens: Tensor, **more: Any) -> Tensor:
-        x = super().hidden(tokens, **more)  # type: ignore[misc]
+    def to_head(self, x: Tensor) -> Tensor:
+        x = super().to_head(x)  # type: ignore[misc]
         return x if self.norm is None else self.over_tp.enter(x)
 
     def spread_head(self) -> SpreadHead:

@@ -193,8 +193,10 @@ class Activations:
         if mixer is None or last is None:
             return None
         stream, entering = self.residual * layer.dim // self.cut, numbers.width * layer.dim
-        before_last = 0 if kind.moe else entering  # experts count their input themselves
-        around = self._norms(layer) // self.cut + entering + before_last
+        mixes, feeds = not layer.mixer.absent, not layer.feed_forward.absent
+        # Experts count their input themselves.
+        inputs = entering * (mixes + (feeds and not kind.moe))
+        around = self._norms(layer) * (mixes + feeds) // self.cut + inputs
         around += stream if layer.rescaled else 0  # for the gradient of its scalar
         unread = frozenset({LAST} if not (layer.norms_after or kind.moe) else ())
         of_layers = layer.moe.kept_around(layer, numbers, rows=rows) if kind.moe else 0.0
@@ -214,9 +216,9 @@ class Activations:
         return self.config.parallel.ep > 1
 
     def _norms(self, layer: Decoder) -> int:
-        """Bytes of the inputs of norms before the two layers, and after."""
+        """Bytes of the inputs of norms before a layer of a block, and after."""
         before, after = bool(layer.norms_before), bool(layer.norms_after)
-        return 2 * layer.dim * (self.residual * before + self.numbers.width * after)
+        return layer.dim * (self.residual * before + self.numbers.width * after)
 
     def _remade(self, mixer: Kept, last: Kept, entering: int) -> float:
         """Bytes that a compiled block computes again.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from forge.config.launch import Slurm
+from forge.config.launch import Manifest, Slurm
 from forge.config.problems import Problem
 from forge.config.sbatch import key_faults
 
@@ -19,7 +19,7 @@ class Allocation:
     gpus_per_node: int
 
 
-def allocation(section: Slurm, world: int) -> Allocation | Problem:
+def allocation(section: Slurm | Manifest, world: int) -> Allocation | Problem:
     """Allocate nodes for `world` ranks, or a problem where the section's numbers do not fit."""
     tasks, gpus, nodes = section.tasks_per_node, section.gpus_per_node, section.nodes
     if tasks and gpus and tasks != gpus:
@@ -48,7 +48,7 @@ def allocation_faults(section: Slurm) -> Iterator[Problem]:
     yield from key_faults(section)
 
 
-def _misfit(section: Slurm, world: int, nodes: int, per_node: int) -> Problem:
+def _misfit(section: Slurm | Manifest, world: int, nodes: int, per_node: int) -> Problem:
     if section.nodes is None:
         key = "launch.tasks_per_node" if section.tasks_per_node else "launch.gpus_per_node"
         message = f"{world} ranks do not fill machines of {per_node}."

@@ -34,7 +34,7 @@ class Beside:
         entering = numbers.width * layer.dim
         for part in ["attention"] if kind.moe else ["attention", "feed_forward"]:
             of_part = [tensor for tensor in matrices if tensor.name.startswith(f"{name}.{part}.")]
-            if not self._reads_input(of_part):
+            if of_part and not self._reads_input(of_part):
                 extra -= entering
         if not kind.moe and (down := self._unread_down(matrices)):
             extra -= numbers.width * down.shape[-1] / numbers.tp

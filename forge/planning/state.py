@@ -76,12 +76,18 @@ def _of_optimizer(config: Config, model: Decoder, share: Share, here: bool) -> d
 
 
 def _mean_of_weights(config: Config, model: Decoder, share: Share, here: bool) -> dict[str, int]:
-    """Bytes of the fp32 moving mean of the trained weights, where train.ema_decay has one."""
-    if not config.train.ema_decay:
+    """Bytes of the fp32 moving mean of the trained weights, where train.ema_decay has one; and of
+    the common weights and the velocity of diloco.
+    """
+    diloco = config.diloco
+    if not (config.train.ema_decay or diloco.enabled):
         return {}
     frozen = param_groups.some_frozen(config)
     averaged = of_trained(config, model, share) if frozen else share
-    return {"mean of the weights": FP32 * averaged.sharded(config.parallel) * here}
+    size = FP32 * averaged.sharded(config.parallel) * here
+    if diloco.enabled:
+        return {"outer weights and velocity": size * (2 if diloco.outer_momentum else 1)}
+    return {"mean of the weights": size}
 
 
 def _largest_state(config: Config, model: Decoder, share: Share, state_bytes: Size) -> float:

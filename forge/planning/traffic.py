@@ -17,7 +17,6 @@ from itertools import accumulate
 from math import prod
 
 from forge.config.model.decoder import Decoder, Kind
-from forge.config.model.moe import is_moe_layer
 from forge.config.model.tensors import EMBEDDING, HEAD, TensorSpec
 from forge.config.root import Config
 from forge.planning.activations import rows_of_room, runs_of_sequence
@@ -157,8 +156,20 @@ class Rank:
                     axes,
                     self.reductions * (groups + outer_groups),
                 )
-                size = 2 * self.reduced * (block + outside_size) // ranks
-                self.ring("hsdp: all-reduce of gradients", size, DP, groups + outer_groups)
+                self.of_replicas(block + outside_size, ranks, groups + outer_groups)
+
+    def of_replicas(self, size: int, ranks: int, groups: int) -> None:
+        """Count sums over replicas: of gradients in every step, or of weights once a period.
+
+        size: parameters cut over `ranks`.
+        """
+        diloco = self.config.diloco
+        if diloco.enabled:
+            calls = diloco.fragments / diloco.sync_period
+            joined = 2 * FP32 * size // ranks // diloco.sync_period
+            self.ring("diloco: all-reduce of weights", joined, DP, calls if size else 0)
+        else:
+            self.ring("hsdp: all-reduce of gradients", 2 * self.reduced * size // ranks, DP, groups)
 
     def of_width(self) -> None:
         """Count TP: hidden states into and out of attention and feed-forward, forward and backward,
@@ -310,9 +321,12 @@ class Rank:
         """
         objective, moe = self.config.objective, self.model.moe
         numbers = 2 + objective.extra_sums
+        if getattr(objective, "mtp_loss_scaling_factor", 0):
+            numbers += self.model.mtp_num_layers
         self.ring("all: loss and gradient norm", 2 * FP32 * numbers, (*PP, *DATA), 1)
-        self.ring("all: loss and gradient norm", 2 * FP64 * 2, (*PP, *DATA, *TP), 1)
-        records = self.model.n_moe_layers * (moe.num_experts + REPORTED)
+        norms = self.p.dp_replicate if self.config.diloco.enabled else 1
+        self.ring("all: loss and gradient norm", 2 * FP64 * (norms + 1), (*PP, *DATA, *TP), 1)
+        records = self.model.n_mixtures * (moe.num_experts + REPORTED)
         self.ring("moe: all-reduce of records", 2 * FP64 * records, (*PP, *DATA), 1)
 
     def ring(self, name: str, size: int, axes: tuple[str, ...], calls: float) -> None:
@@ -373,4 +387,4 @@ class Rank:
 
     def mixtures(self, blocks: Iterable[int]) -> int:
         """Number of the blocks with experts."""
-        return sum(is_moe_layer(self.model.moe, block) for block in blocks)
+        return sum(self.model.kind_of(block).moe for block in blocks)

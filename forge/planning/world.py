@@ -11,7 +11,7 @@ from itertools import takewhile
 from math import prod
 
 from forge.config.devices import DEVICES
-from forge.config.launch import Slurm
+from forge.config.launch import Manifest, Slurm
 from forge.config.numbers import counted
 from forge.config.parallel import Parallel
 from forge.config.problems import refusal
@@ -82,11 +82,11 @@ def _find_gpus(environ: Mapping[str, str]) -> Devices:
 
 
 def world_of(config: Config, devices: Devices, environ: Mapping[str, str] = os.environ) -> World:
-    """The ranks of a run; with launch=slurm the ranks of its job, unless already started by a
-    launcher. devices: of this machine. Raises ConfigError.
+    """The ranks of a run; of one that becomes a job on other machines the ranks of the job, unless
+    already started by a launcher. devices: of this machine. Raises ConfigError.
     """
     plan = config.plan
-    if isinstance(config.launch, Slurm) and launcher_ranks(environ) is None:
+    if isinstance(config.launch, Slurm | Manifest) and launcher_ranks(environ) is None:
         planned = plan.device in DEVICES and devices.source == CPU_BUILD
         local_devices = replace(devices, source="plan") if planned else devices
         world = _of_job(config, config.launch, local_devices)
@@ -140,12 +140,13 @@ def find_world(
     return World(size=size, source=source, device=device, devices=devices)
 
 
-def _of_job(config: Config, section: Slurm, here: Devices) -> World:
+def _of_job(config: Config, section: Slurm | Manifest, here: Devices) -> World:
     """World size from, in order: run.num_processes, a layout without -1, launch.nodes times ranks a
     node, the ranks of one node.
     """
     run, parallel, nodes = config.run, config.parallel, section.nodes
-    cpu_build = here.source == CPU_BUILD
+    # The image of a job elsewhere has its own torch.
+    cpu_build = here.source == CPU_BUILD and isinstance(section, Slurm)
     on_cpu = section.gpus_per_node == 0 or cpu_build
     device = run.device if run.device != "auto" else "cpu" if on_cpu else "cuda"
     name = "tasks_per_node" if section.tasks_per_node else "gpus_per_node"
@@ -158,7 +159,9 @@ def _of_job(config: Config, section: Slurm, here: Devices) -> World:
         size, source = per_node, f"launch.{name}={per_node}, on one node"
     else:
         size, source = max(parallel.product_without_dp_shard, nodes or 1), DEGREES
-    devices = Devices(gpus=0, source=CPU_BUILD if cpu_build else "launch=slurm", torch=here.torch)
+    devices = Devices(
+        gpus=0, source=CPU_BUILD if cpu_build else f"launch={section.schema_name}", torch=here.torch
+    )
     if device == "cuda" and not on_cpu:
         devices = replace(devices, gpus=min(per_node or -(-size // (nodes or 1)), size))
     return World(size=size, source=source, device=device, devices=devices, remote=True)

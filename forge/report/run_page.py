@@ -140,9 +140,10 @@ def _tasks(run_dir: Path) -> str:
             if isinstance(value, int | float):
                 shown = f"{error:.4f}" if isinstance(error, int | float) else ""
                 number = f"{metric.get('n', 0):,}"
-                lines.append((task, name, f"{value:.4f}", shown, number, f"{summary['step']:,}"))
-    heads = ("task", "metric", "value", "std. error", "items", "step")
-    result = Table(name="tasks", title="tasks", heads=heads, lines=lines, align="<<>>>>")
+                given = (f"{value:.4f}", shown, evaluations.interval_text(metric), number)
+                lines.append((task, name, *given, f"{summary['step']:,}"))
+    heads = ("task", "metric", "value", "std. error", "95 % interval", "items", "step")
+    result = Table(name="tasks", title="tasks", heads=heads, lines=lines, align="<<>>>>>")
     return html_section(html_table(result)) if lines else ""
 
 

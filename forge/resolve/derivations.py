@@ -35,6 +35,7 @@ from forge.resolve.auto import auto, memory_for_time
 from forge.resolve.horizon import branch, budget, schedule, stages_of_rows
 from forge.resolve.layout import batch, layout, padding, pipeline
 from forge.resolve.recompute import recompute
+from forge.resolve.rules.steps.diloco import number_of_replicas
 from forge.resolve.scaling import scaled_rates, scaled_shape
 from forge.rundir.checkpoints import BEST, TOKENIZER
 
@@ -358,6 +359,7 @@ DERIVATIONS = (
     scaled_rates,
     auto,
     layout,
+    number_of_replicas,
     batch,
     budget,
     stages_of_rows,

@@ -77,12 +77,7 @@ def _refilled(
     every = how.every or (1 if device.type == "cpu" else LOOK_EVERY)
     while queue or slots.rows:
         while queue and slots.free:
-            joining = [queue.popleft() for _ in range(min(slots.free, len(queue)))]
-            for _ in slots.reading(row.prompt for row in joining):
-                pass
-            slots.join(joining)
-            uses.subtract(row.prompt for row in joining)
-            slots.read = {text: read for text, read in slots.read.items() if uses[text]}
+            _join_next(slots, queue, uses)
         if slots.rows:
             slots.go_on(every)
     return Continued(
@@ -91,6 +86,16 @@ def _refilled(
         support=[row.support for row in rows] if how.with_support else [],
         read=slots.n_read,
     )
+
+
+def _join_next(slots: Slots, queue: deque[Row], uses: Counter[Prompt]) -> None:
+    """Fill the free slots; the cache of a prompt goes with its last completion."""
+    joining = [queue.popleft() for _ in range(min(slots.free, len(queue)))]
+    for _ in slots.reading(row.prompt for row in joining):
+        pass
+    slots.join(joining)
+    uses.subtract(row.prompt for row in joining)
+    slots.read = {text: read for text, read in slots.read.items() if uses[text]}
 
 
 def _rows(

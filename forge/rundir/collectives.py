@@ -29,8 +29,8 @@ class Collective:
         return f"{self.name} {self.number} of {self.group}"
 
 
-def last_collectives() -> list[Collective]:
-    """This process's last collective in each group; none without torch's flight recorder.
+def recorded_entries() -> list[Mapping[str, Any]]:
+    """This process's last collectives as torch's flight recorder has them; none without it.
 
     Also called while another thread waits inside of a collective.
     """
@@ -40,6 +40,12 @@ def last_collectives() -> list[Collective]:
         if (dump := getattr(c10d, name, None)) is not None:
             with suppress(Exception):  # a recorder that is off, or of another version of torch
                 entries += pickle.loads(dump(True, False, False))["entries"]
+    return entries
+
+
+def last_collectives() -> list[Collective]:
+    """This process's last collective in each group."""
+    entries = recorded_entries()
     newest: dict[str, Collective] = {}
     for entry in entries:
         if entry.get("is_p2p"):

@@ -68,6 +68,13 @@ def headline(summary: Mapping[str, Any]) -> tuple[str, float, float | None] | No
     return str(name), float(metric["value"]), error if isinstance(error, int | float) else None
 
 
+def interval_text(metric: Mapping[str, Any]) -> str:
+    """The 95 % interval of a metric of a summary; '' where there is none."""
+    low, high = metric.get("low"), metric.get("high")
+    known = all(isinstance(edge, int | float) and edge == edge for edge in (low, high))
+    return f"{low:.4f} to {high:.4f}" if known else ""
+
+
 def item_rows(run_dir: Path, task: str, step: int) -> list[dict[str, Any]]:
     """The row of each item of an evaluation."""
     return read_rows(run_dir / FOLDER / task / f"{step}.jsonl")

@@ -21,9 +21,10 @@ from starlette.routing import Route
 
 from forge.data.tokenizers.render import encode_prompt, stated_ends, turn_end_ids
 from forge.serve.answers import DONE, Writer, error_body, event
-from forge.serve.asking import Asked, Limits, Refusal, asked_of, parse_body
+from forge.serve.asking import FORMAT, Asked, Limits, Refusal, asked_of, parse_body
 from forge.serve.engine import Closed, Engine, Full, Piece, Request
 from forge.serve.guard import Guard
+from forge.serve.json_guide import JSONGuide, JSONGuides
 from forge.serve.new_weights import WeightReader
 
 PAGE = Path(__file__).with_name("page.html")
@@ -51,6 +52,7 @@ class Server:
         of_answers = turn_end_ids(self.tokenizer).union(stated_ends(self.tokenizer))
         self.ends = {False: frozenset({self.tokenizer.end_id})}
         self.ends[True] = self.ends[False] | of_answers
+        self.guides = {chat: JSONGuides(self.tokenizer, ends) for chat, ends in self.ends.items()}
 
     def app(self, *, any_host: bool = False) -> Any:
         """The ASGI application."""
@@ -147,6 +149,8 @@ class Server:
         pieces: asyncio.Queue[Piece] = asyncio.Queue()
         prompt = await run_in_threadpool(self._encoded, asked)
         request = self._request(asked, prompt, _put(pieces), chat=chat)
+        if asked.schema is not None:
+            request.guide = await run_in_threadpool(self._guide, asked.schema, chat=chat)
         try:
             self.engine.submit(request)
         except Full:
@@ -175,6 +179,13 @@ class Server:
             room = f"{self.limits.tokens} tokens with its answer at most"
             raise Refusal(400, f"{name}: {len(ids)} tokens, and {room}", param=name)
         return tuple(ids)
+
+    def _guide(self, schema: dict[str, Any], *, chat: bool) -> Callable[[], JSONGuide]:
+        """What holds each answer to a schema. Raises Refusal."""
+        try:
+            return self.guides[chat].maker(schema)
+        except ValueError as error:
+            raise Refusal(400, f"{FORMAT}: {error}", param=FORMAT) from None
 
     def _request(
         self, asked: Asked, prompt: tuple[int, ...], put: Callable[[Piece], None], *, chat: bool

@@ -24,7 +24,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "store": (False,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "skip_special_tokens": (False,),
 }
@@ -44,6 +43,8 @@ BOUNDS: Mapping[str, tuple[type, float, float]] = {
 DRAWING = ("temperature", "top_p", "min_p", "top_k", "repetition_penalty", "seed")
 OTHERS = {"model", "stream", "stream_options", "stop", "logprobs"}
 OTHERS |= {"return_token_ids", "stop_token_ids"}  # as vLLM has them
+FORMAT = "response_format"
+OTHERS |= {FORMAT}
 
 
 class Refusal(Exception):
@@ -71,6 +72,7 @@ class Asked:
 
     top: candidates to report at each token; None = no log-probabilities. usage: in a stream. ids:
     whether to report token ids, the ending token too. ends: further ids that end an answer.
+    schema: JSON schema that an answer holds to.
     """
 
     prompt: Any
@@ -83,6 +85,7 @@ class Asked:
     usage: bool
     ids: bool = False
     ends: frozenset[int] = frozenset()
+    schema: dict[str, Any] | None = None
 
 
 def parse_body(raw: bytes) -> dict[str, Any]:
@@ -122,6 +125,7 @@ def asked_of(body: dict[str, Any], *, chat: bool, model: str, limits: Limits) ->
         usage=stream and _boolean(_object(body, "stream_options"), "include_usage"),
         ids=_boolean(body, "return_token_ids"),
         ends=_ends(body),
+        schema=_schema(body),
     )
 
 
@@ -186,6 +190,21 @@ def _ends(body: dict[str, Any]) -> frozenset[int]:
     if not isinstance(ids, list) or not all(type(each) is int for each in ids):
         raise Refusal(400, "stop_token_ids: a list of token ids", param="stop_token_ids")
     return frozenset(ids)
+
+
+def _schema(body: dict[str, Any]) -> dict[str, Any] | None:
+    """The schema of the answer; None for free text."""
+    kind = _object(body, FORMAT).get("type", "text")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    stated = body[FORMAT].get("json_schema")
+    schema = stated.get("schema") if isinstance(stated, dict) else None
+    if kind != "json_schema" or not isinstance(schema, dict):
+        message = 'type: text, json_object, or json_schema with {"json_schema": {"schema": {}}}'
+        raise Refusal(400, f"{FORMAT}: {message}", param=FORMAT)
+    return schema
 
 
 def _top(body: dict[str, Any], values: dict[str, Any], *, chat: bool) -> int | None:

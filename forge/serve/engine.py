@@ -18,6 +18,7 @@ from forge.models.batching.slots import Apart, Rows, Slots, refillable
 from forge.models.reading_mode import evaluating
 from forge.models.sampling import How
 from forge.models.token_distribution import Sampling
+from forge.serve.json_guide import JSONGuide
 from forge.serve.spelling import Speller
 
 CHUNK = 256  # tokens of a joining prompt that are read between two steps
@@ -61,7 +62,7 @@ class Request:
 
     put: takes each Piece, in the engine's thread. most: tokens of an answer at most. ends: ids that
     end an answer. top: candidates to record; None = no log-probabilities. ids: whether all tokens
-    are reported, the ending token too.
+    are reported, the ending token too. guide: makes what holds each answer to a schema.
     """
 
     prompt: tuple[int, ...]
@@ -73,6 +74,7 @@ class Request:
     n: int = 1
     top: int | None = None
     ids: bool = False
+    guide: Callable[[], JSONGuide] | None = None
     came: float = field(default_factory=time.perf_counter)
     cancelled: bool = False
     answers: list[Answer] = field(default_factory=list)
@@ -89,6 +91,7 @@ class Answer:
         self.request, self.number = request, number
         self.speller = Speller(tokenizer, request.ends, request.stop)
         self.reported = 0
+        self.guide = request.guide() if request.guide else None
         # As forge.generate numbers the samples of its first prompt.
         self.row = Row(
             prompt=request.prompt,
@@ -96,9 +99,15 @@ class Answer:
             most=request.most,
             sampling=request.sampling,
             ends=request.ends,
-            ended=self.speller.add,
+            ended=self._is_over,
             top=request.top or 0,
+            guide=self.guide,
         )
+
+    def _is_over(self, tokens: list[int]) -> bool:
+        if self.guide is not None and self.guide.done:
+            self.speller.stopped = True
+        return self.speller.add(tokens)
 
     def tell(self) -> None:
         """Hand on what is new of the answer."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from forge.build import build
+from forge.config.data.reading import KIND as DATA_KIND
 from forge.config.eval import Eval
 from forge.config.problems import ConfigError, closest, did_you_mean
 from forge.tasks.jsonl import CHOICE, KINDS, kind_of
@@ -15,7 +16,8 @@ from forge.tasks.task import Task
 
 KIND, TARGET, TEXT = "kind", "_target_", "text"
 TEXTS = "forge.evaluation.texts.Texts"
-SUFFIXES = (".jsonl", ".txt", ".parquet", ".npy", ".bin")
+OF_TOKENS = (".npy", ".bin")
+SUFFIXES = (".jsonl", ".txt", ".parquet", *OF_TOKENS)
 OF_TEXTS = (TARGET, KIND, "weigh_by")
 """Keys of a text beside options of data."""
 Entry = Mapping[str, Any]
@@ -25,7 +27,7 @@ def tasks_of(section: Eval) -> dict[str, Any]:
     """The entries of `eval.tasks`, and the text of `eval.data` by the name of its file."""
     entries = dict(section.tasks)
     if section.data:
-        entries.setdefault(name_of(section.data), {KIND: TEXT, "path": section.data})
+        entries.setdefault(name_of(section.data), text_entry(section.data))
     return entries
 
 
@@ -33,6 +35,13 @@ def name_of(path: str) -> str:
     """A name for metrics from the name of a file."""
     stem = Path(path).stem or "text"
     return "".join(sign if sign.isalnum() or sign in "_-" else "_" for sign in stem)
+
+
+def text_entry(path: str) -> dict[str, Any]:
+    """The entry of a text to score: token shards, those of forge.prepare too, or files of text."""
+    indices = (os.path.join(path, *part, "index.json") for part in ((), ("val",)))
+    tokens = Path(path).suffix in OF_TOKENS or any(map(os.path.isfile, indices))
+    return {KIND: TEXT, "path": path} | ({DATA_KIND: "shards"} if tokens else {})
 
 
 def is_text(entry: Entry) -> bool:
@@ -88,4 +97,4 @@ def entry_of(word: str) -> tuple[str, dict[str, Any]] | None:
     if not os.path.exists(path) and Path(word).suffix not in SUFFIXES:
         return None
     is_rows = Path(path).suffix == ".jsonl" and kind_of(path) != TEXT
-    return name_of(word), {"path": path} if is_rows else {KIND: TEXT, "path": path}
+    return name_of(word), {"path": path} if is_rows else text_entry(path)

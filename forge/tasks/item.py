@@ -107,3 +107,10 @@ def scores_of(answers: Sequence[Answer]) -> list[Score]:
     scores = [answer for answer in answers if isinstance(answer, Score)]
     assert len(scores) == len(answers), "a prompt among pairs"
     return scores
+
+
+def spread(items: Sequence[Item], most: int) -> list[Item]:
+    """At most this many items, evenly spread, the same every time; 0 = all."""
+    if not most or most >= len(items):
+        return list(items)
+    return [items[index * len(items) // most] for index in range(most)]

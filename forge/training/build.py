@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from forge.rundir import directory, versions
+from forge.rundir import directory, outcome, versions
 from forge.rundir.checkpoints import TOKENIZER
 from forge.rundir.files import write_json
 from forge.rundir.wall_clock.ledger import Ledger
 from forge.training.callback import Callback, is_users
+from forge.training.callbacks.diloco import OuterStep
 from forge.training.callbacks.every_step import Agreement, BadSteps
 from forge.training.callbacks.garbage import Garbage
+from forge.training.callbacks.internals import Internals
 from forge.training.callbacks.metrics import Logger
 from forge.training.callbacks.norms import Norms
 from forge.training.callbacks.progress import StepSigns
@@ -18,11 +20,13 @@ from forge.training.callbacks.saving import Saving
 from forge.training.callbacks.sparsity import Sparsity
 from forge.training.callbacks.spikes import Spikes
 from forge.training.callbacks.stopping import HealthCheck, StopVote, TimeLimit
+from forge.training.callbacks.stragglers import Stragglers
 from forge.training.callbacks.tasks import Tasks
 from forge.training.callbacks.trackers import trackers_of
 from forge.training.callbacks.weight_average import WeightAverage
 from forge.training.checkpoints.checkpoint import Checkpointer
 from forge.training.checkpoints.handing_over import hand_over_of
+from forge.training.checkpoints.local_tier import LocalTier, local_tier_of
 from forge.training.data import how_streamed
 from forge.training.entries import build_entries
 from forge.training.loop import Loop
@@ -68,6 +72,9 @@ def build_loop(session: Session, ledger: Ledger | None = None) -> Loop:
     )
     if hand_over is not None:
         hand_over.of(checkpointer)
+    local = local_tier_of(checkpointer)
+    if local and outcome.resumed_from(run_dir) == config.checkpoint.resume_from:
+        local.put_together()
     start = choose_start(session, checkpointer)
     trackers = trackers_of(session)
     entries = build_entries(session)
@@ -79,19 +86,26 @@ def build_loop(session: Session, ledger: Ledger | None = None) -> Loop:
         trackers=trackers,
         callbacks=[
             *([spikes] if spikes else []),
-            *_order_callbacks(session, entries, checkpointer, votes=votes),
+            *_order_callbacks(session, entries, checkpointer, local, votes=votes),
         ],
         votes=votes,
         ledger=ledger,
     )
     begin(start, checkpointer, loop)
+    if local:
+        local.forget_after(loop.state.step)
     if ranks.main:
         keep(session)
     return loop
 
 
 def _order_callbacks(
-    session: Session, entries: list[Callback], checkpointer: Checkpointer, *, votes: bool
+    session: Session,
+    entries: list[Callback],
+    checkpointer: Checkpointer,
+    local: LocalTier | None,
+    *,
+    votes: bool,
 ) -> list[Callback]:
     """Order the entries of `callbacks` among the callbacks for stopping, logging and saving.
 
@@ -101,14 +115,19 @@ def _order_callbacks(
     def wanted(*kinds: type[Callback]) -> list[Callback]:
         return [kind(session) for kind in kinds if kind.wanted(session)]  # type: ignore[call-arg]
 
-    callbacks = [*wanted(StepSigns, Sparsity, WeightAverage, ReferenceAverage), session.signals]
-    callbacks += wanted(Garbage, Agreement, BadSteps, Logger, Norms, RolloutTables)
+    callbacks = wanted(OuterStep)
+    checkpointer.apart = next(iter(callbacks), None)  # type: ignore[assignment]
+    callbacks += [
+        *wanted(StepSigns, Stragglers, Sparsity, WeightAverage, ReferenceAverage),
+        session.signals,
+    ]
+    callbacks += wanted(Garbage, Agreement, BadSteps, Logger, Norms, Internals, RolloutTables)
     callbacks += wanted(TimeLimit)
     callbacks += [*entries, *wanted(Tasks, HealthCheck)]
     if votes:
         callbacks.append(StopVote(session))
     if Saving.wanted(session):
-        callbacks.append(Saving(session, checkpointer))
+        callbacks.append(Saving(session, checkpointer, local))
     return callbacks
 
 

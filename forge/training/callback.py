@@ -88,6 +88,9 @@ class Callback:
         """Whether a run has a use for the callback; if not, none is built."""
         return True
 
+    def on_restore(self, loop: LoopView, checkpoint: Path) -> None:
+        """After a checkpoint of the run was loaded into model, optimizer and callbacks."""
+
     def on_start(self, loop: LoopView) -> None:
         """Before the first update, after a checkpoint was loaded."""
 

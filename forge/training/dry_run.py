@@ -65,7 +65,8 @@ def step_of(config: Config, stage: int) -> dict[str, Any]:
 
 def _step(config: Config, rank: int, size: int) -> dict[str, Any]:
     device = torch.device("cpu")
-    ranks = Ranks(rank=rank, size=size, mesh=make_mesh(config.parallel, "cpu"))
+    mesh = make_mesh(config.parallel, "cpu", apart=config.diloco.enabled)
+    ranks = Ranks(rank=rank, size=size, mesh=mesh)
     model = build_model(config, device, ranks, filled=False)
     for parameter in model.parameters():
         torch.nn.init.constant_(local(parameter), 0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from forge.config.root import Config
 from forge.evaluation.cache import Cache
 from forge.evaluation.engine import Engine
 from forge.evaluation.run import Runner, TaskResult
-from forge.evaluation.tasks import facts, save, tasks_ready
+from forge.evaluation.tasks import facts, flat_metrics, save, tasks_ready
 from forge.parallel.ranks import Ranks
 from forge.rundir.evaluations import cache_path
+from forge.rundir.saved_config import is_run
+from forge.training.callbacks.trackers import services_after
 from forge.training.checkpoints.adapter_base import hash_weights
 from forge.training.checkpoints.restore import Trained, load_run
 
@@ -57,7 +60,21 @@ def evaluated(
         results += asked
         entries = {**entries, **{result.name: request["lm_eval"] for result in asked}}
     about |= {"checkpoint": str(trained.path)}
-    return save(out, results, trained.step, entries, about) if ranks.main else []
+    if not ranks.main:
+        return []
+    summaries = save(out, results, trained.step, entries, about)
+    give_to_trackers(config, out, results, trained.step)
+    return summaries
+
+
+def give_to_trackers(config: Config, out: Path, results: Sequence[TaskResult], step: int) -> None:
+    """Give the metrics to the trackers of the run, under the names that they have in the loop."""
+    if not is_run(out):
+        return
+    values = flat_metrics(results, errors=False)
+    trackers = services_after(config, out).open()
+    trackers.log(step, {f"eval/{name}": value for name, value in values.items()})
+    trackers.close()
 
 
 def _lm_eval(

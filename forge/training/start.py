@@ -232,7 +232,7 @@ def _go_on(start: Start, path: Path, checkpointer: Checkpointer, loop: Loop) -> 
             group=loop.session.ranks.saver,
             replicas=replicas_of(loop.session),
         )
-    load_state(start.meta, tensors, loop)
+    load_state(Saved(path), tensors, loop)
     _take_place(start, loop, same_text)
     source = str(path.relative_to(run_dir)) if path.is_relative_to(run_dir) else str(path)
     where = "where it stopped in the data"
@@ -360,11 +360,11 @@ def _check_state(path: Path, config: Config) -> None:
     elif not saved.meta or saved.meta.get("weights_only"):
         fault = "it holds the weights alone"
     else:
-        old, new = (
-            restore.read_checkpoint_config(path, trust=config.run.trust).optimizer,
-            config.optimizer,
-        )
-        if (old.variant, old._target_) != (new.variant, new._target_):
+        before = restore.read_checkpoint_config(path, trust=config.run.trust)
+        old, new = before.optimizer, config.optimizer
+        if before.diloco.enabled:
+            fault = "each replica of diloco=on has a state of its own"
+        elif (old.variant, old._target_) != (new.variant, new._target_):
             fault = f"it has the state of optimizer={old.schema_name}"
     if fault:
         hint = "set checkpoint.init_optimizer=false, and the optimizer begins anew"

@@ -88,6 +88,8 @@ class Backward:
             values = [loss, *(value.to(loss.dtype) for value in sums.values())]
             totals = self.ranks.total(torch.stack(values))
             loss, sums = totals[0], dict(zip(sums, totals[1:], strict=True))
+            if (replicas := self.ranks.replicas[1]) > 1:
+                loss = loss / replicas
         return loss, sums, n_targets
 
     def _one_after_another(
@@ -95,10 +97,12 @@ class Backward:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         sums: dict[str, Tensor] = {}
         total, scaler = torch.zeros((), device=self.device), self.scaler
+        # A replica with weights of its own averages over its share of the targets.
+        weight = self.ranks.replicas[1] / max(n_targets, 1)
         for batch in batches:
             losses = self.objective(self.model, batch)  # type: ignore[arg-type]
             reduce_in_backward(self.model, last=batch is batches[-1], each=self.reduce_each)
-            loss = losses.total * (1.0 / max(n_targets, 1))
+            loss = losses.total * weight
             if self.before is not None:
                 self.before(loss, n_targets)
             if self.gradient_sums is not None:
@@ -246,7 +250,11 @@ class Update:
             grad_norm, requests = self.in_backward.norm(also=also)
         else:
             grad_norm, requests = norm_of(
-                self.named, counted=self.counted, spread=several, also=also
+                self.named,
+                counted=self.counted,
+                spread=several,
+                also=also,
+                replicas=self.ranks.replicas,
             )
             factor = self._clip(grad_norm, read=read)
         grad_norm = grad_norm.to(loss.device)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +13,9 @@ from torch import Tensor
 
 from forge.data.tokenizers.render import encode_prompt, stated_ends, turn_end_ids
 from forge.data.tokenizers.tokenizer import Tokenizer
-from forge.models.sampling import How, continue_rows
+from forge.models.predicting.speculate import speculate, why_not_speculate
+from forge.models.reading_mode import evaluating
+from forge.models.sampling import Continued, How, continue_rows
 from forge.models.token_distribution import Sampling
 
 END, STOP, LENGTH = "end", "stop", "length"
@@ -44,12 +48,18 @@ class Written:
 
 @dataclass(kw_only=True)
 class Speed:
-    """Tokens of prompts, with the seconds until each row's first token; and all other tokens."""
+    """Tokens of prompts, with the seconds until each row's first token; and all other tokens.
+
+    drafted, accepted: tokens drafted by the model's own modules. With drafts the seconds of prompts
+    are among those of writing.
+    """
 
     read: int = 0
     reading: float = 0.0
     written: int = 0
     writing: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
 
     def __str__(self) -> str:
         def part(name: str, tokens: int, seconds: float) -> str:
@@ -57,7 +67,11 @@ class Speed:
             return f"{name}: {tokens:,} tokens in {seconds:.2f} s{rate}"
 
         prefill = part("prefill", self.read, self.reading)
-        return f"{prefill}; {part('decode', self.written, self.writing)}"
+        text = f"{prefill}; {part('decode', self.written, self.writing)}"
+        if not self.drafted:
+            return text
+        share = self.accepted / self.drafted
+        return f"{text}; {self.accepted:,} of {self.drafted:,} drafts accepted ({share:.0%})"
 
 
 class Writer:
@@ -78,6 +92,7 @@ class Writer:
         logprobs: bool = False,
         stop: Sequence[str] = (),
         batch_size: int = ROWS,
+        speculate: bool = False,
         agree: Callable[[Tensor], Tensor] = lambda drawn: drawn,
         **sampling: Any,
     ) -> None:
@@ -102,6 +117,9 @@ class Writer:
         )
         if n > 1 and self.how.sampling.temperature == 0:
             raise ValueError(f"n={n}: with temperature=0 all would be the same; give it above 0")
+        if speculate:
+            self._check_drafts()
+        self.speculate = speculate
         self.speed = Speed()
 
     def write(self, prompts: Sequence[Prompt]) -> Iterator[Written]:
@@ -125,7 +143,7 @@ class Writer:
             texts = [encoded[number] for number, _ in some]
             # The first sample of a prompt draws from the stream of a single sample.
             numbers = [f"{row} {sample}" if sample else row for row, sample in some]
-            batch = continue_rows(self.model, texts, self.tokens, self.how, self.device, numbers)
+            batch = self._continued(texts, numbers)
             self.speed.read += batch.read
             self.speed.reading += batch.reading
             self.speed.written += sum(max(len(drawn) - 1, 0) for drawn in batch.tokens)
@@ -136,6 +154,34 @@ class Writer:
                 if batch.logprobs:
                     extra |= {"ids": batch.tokens[index], "logprobs": batch.logprobs[index]}
                 yield replace(text, **extra)
+
+    def _check_drafts(self) -> None:
+        """Raises ValueError where drafts would not give the text of plain writing."""
+        how = self.how
+        if how.sampling.temperature or how.sampling.repetition_penalty != 1:
+            raise ValueError("speculate: it is for temperature=0 without repetition_penalty")
+        if how.logprobs:
+            raise ValueError("speculate: it gives no logprobs; leave them out")
+        if reason := why_not_speculate(self.model):
+            raise ValueError(f"speculate: {reason}")
+
+    def _continued(self, texts: Sequence[Sequence[int]], numbers: Sequence[object]) -> Continued:
+        """Continue a batch, or with drafts each of its texts by itself."""
+        if not self.speculate:
+            return continue_rows(self.model, texts, self.tokens, self.how, self.device, numbers)
+        begun, how = time.perf_counter(), self.how
+        result = Continued(tokens=[], read=sum(map(len, texts)))
+        for row, text in enumerate(texts):
+            ends, ended = how.ends | {self.tokenizer.end_id}, how.ended
+            stops = None if ended is None else partial(ended, row)
+            options: dict[str, Any] = {"n_ids": how.n_ids, "ends": ends, "ended": stops}
+            with evaluating(self.model):
+                new = speculate(self.model, text, self.tokens, self.device, **options)
+            result.tokens.append(new.tokens)
+            self.speed.drafted += new.drafted
+            self.speed.accepted += new.accepted
+        result.writing = time.perf_counter() - begun
+        return result
 
     def _stops(self, row: int, drawn: list[int]) -> bool:
         """Whether a stop string ends in the last token.

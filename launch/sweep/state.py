@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from forge.launch.local.processes import STOPPING
+from forge.launch.manifests import queue as manifests
 from forge.launch.slurm import jobs as slurm
 from forge.launch.slurm import queue
 from forge.launch.sweep.directory import Point
@@ -94,6 +95,8 @@ def survey(points: Sequence[Point], *, reasons: bool = False) -> Survey:
     except queue.NoAnswer as error:
         return Survey(states=states, silent=error.problems[0].what)
     jobs = {asked[job]: state for job, state in job_states.items()}
+    of_manifests = manifests.states_of(point.path for point in unfinished)
+    jobs |= {p.number: of_manifests[p.path] for p in unfinished if p.path in of_manifests}
     for number, of_job in jobs.items():
         states[number] = _with_job(states[number], of_job)
     pending = [job for job, state in job_states.items() if state == "PENDING"] if reasons else []

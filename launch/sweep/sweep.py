@@ -10,11 +10,12 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
-from forge.config.launch import Submitit
+from forge.config.launch import Manifest, Submitit
 from forge.config.numbers import counted, duration
 from forge.config.problems import refusal
 from forge.config.sweeper import Optuna
 from forge.launch import jobs
+from forge.launch.manifests import submit
 from forge.launch.sweep import local, messages
 from forge.launch.sweep.command import Command
 from forge.launch.sweep.place import own_place, varied_without_seed
@@ -104,4 +105,6 @@ def _search(flight: Preflight) -> ModuleType | None:
 def execute(sweep: Command, here: Devices) -> int:
     if isinstance(sweep.flight.launch, Submitit):
         return jobs.submit_sweep(sweep)
+    if isinstance(sweep.flight.launch, Manifest):
+        return submit.submit_points(sweep)
     return local.run_locally(sweep, here)

@@ -70,8 +70,10 @@ FORGE = {
         f"forge.training.callbacks.{file}.{name}"
         for file, names in {
             "bench": "Bench",
+            "diloco": "OuterStep",
             "evaluation": "Evaluation",
             "garbage": "Garbage",
+            "internals": "Internals",
             "metrics": "Logger",
             "norms": "Norms",
             "profiling": "Profiler",
@@ -81,6 +83,7 @@ FORGE = {
             "signals": "Signals",
             "sparsity": "Sparsity",
             "spikes": "Spikes",
+            "stragglers": "Stragglers",
             "stopping": "Agreement BadSteps EarlyStopping HealthCheck StopVote TimeLimit",
             "tasks": "Tasks",
             "weight_average": "WeightAverage",

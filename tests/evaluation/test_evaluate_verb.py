@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from scipy.stats import binom
+from scipy.stats import binom, binomtest
 
 import forge
 from forge import evaluate, export
@@ -49,6 +49,8 @@ def test_accuracy_of_random_answers_lies_in_its_binomial_interval(
         assert low <= value["value"] <= high
         rate = value["value"]
         assert value["stderr"] == pytest.approx(math.sqrt(rate * (1 - rate) / 399))
+        wilson = binomtest(round(rate * 400), 400).proportion_ci(method="wilson")
+        assert (value["low"], value["high"]) == pytest.approx((wilson.low, wilson.high))
     assert evaluations.latest(tiny_run)["questions"] == summary
     rows = evaluations.item_rows(tiny_run, "questions", 6)
     assert len(rows) == summary["items"] == 400
@@ -64,7 +66,7 @@ def test_accuracy_of_random_answers_lies_in_its_binomial_interval(
 def test_an_evaluation_goes_on_where_it_was_killed(
     tiny_run: Path, questions: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    words = [str(tiny_run), str(questions), "eval.tasks_batch_tokens=500"]
+    words = [str(tiny_run), str(questions), "eval.tasks_batch_tokens=100"]
     assert evaluate.main([*words, "--out", str(tiny_run / "whole")]) == 0
     read: list[int] = []
     score = Engine.score
@@ -246,6 +248,13 @@ def test_what_cannot_be_evaluated_is_refused_before_the_model_is_loaded(
     assert "there is no complete checkpoint" in capsys.readouterr().err
     assert evaluate.main([]) == 2
     assert "which run is evaluated?" in capsys.readouterr().err
+    (tmp_path / "folder").mkdir()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"intermediate_size": 24, "vocab_size": 64, "max_position_embeddings": 32}
+    folder = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **sizes}
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(folder))
+    assert evaluate.main([str(tmp_path / "folder"), str(file)]) == 2
+    assert "has no tokenizer.json" in capsys.readouterr().err
 
 
 def test_a_long_prompt_is_cut_where_that_is_said(tiny_run: Path, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ DOCUMENTS = torch.stack(
 WIDTHS = {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 6}
 DELTA = {"gdn_num_key_heads": 2, "gdn_num_value_heads": 4, "gdn_key_head_dim": 6}
 DELTA |= {"gdn_value_head_dim": 10, "gdn_chunk_size": 5}
+MAMBA = {"ssm_num_heads": 4, "ssm_head_dim": 6, "ssm_state_size": 10, "ssm_chunk_size": 5}
 NO_LOSS = {"aux_loss_weight": 0.0, "sequence_aux_loss_weight": 0.0, "z_loss_weight": 0.0}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -84,6 +85,15 @@ MODELS: dict[str, dict[str, Any]] = {
     "delta nets and attention": {
         "kinds": {"delta": {"mixer": {"schema": "gated_delta_net", **DELTA}}},
         "layers": ["delta", "delta", "default"],
+    },
+    "one branch a block": {
+        "kinds": {
+            "mamba": {"mixer": {"schema": "mamba2", **MAMBA}, "feed_forward": {"schema": "none"}},
+            "conv": {"mixer": {"schema": "short_conv"}, "feed_forward": {"schema": "none"}},
+            "mlp": {"mixer": {"schema": "none"}},
+        },
+        "layers": ["mlp", "mamba", "conv", "default"],
+        "n_layers": 4,
     },
     "experts": {
         "moe": MoE(num_experts=6, top_k=2, ffn_hidden_dim=20, kernel="loop", **NO_LOSS),

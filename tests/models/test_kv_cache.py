@@ -11,6 +11,7 @@ from forge.config.model.mixers.mla import MLA
 WIDTHS = {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_head_dim": 6}
 DELTA = {"gdn_num_key_heads": 2, "gdn_num_value_heads": 4, "gdn_key_head_dim": 6}
 DELTA |= {"gdn_value_head_dim": 10, "gdn_chunk_size": 5}
+MAMBA = {"ssm_num_heads": 4, "ssm_head_dim": 6, "ssm_state_size": 10, "ssm_chunk_size": 5}
 SHAPES = {
     "mha rope": {},
     "gqa rope": {"n_kv_heads": 2},
@@ -54,6 +55,15 @@ SHAPES = {
     "delta nets": {
         "kinds": {"delta": {"mixer": {"schema": "gated_delta_net", **DELTA}}},
         "layers": ["delta", "default"],
+    },
+    "one branch a block": {
+        "kinds": {
+            "mamba": {"mixer": {"schema": "mamba2", **MAMBA}, "feed_forward": {"schema": "none"}},
+            "conv": {"mixer": {"schema": "short_conv"}, "feed_forward": {"schema": "none"}},
+            "mlp": {"mixer": {"schema": "none"}},
+        },
+        "layers": ["mlp", "mamba", "conv", "default"],
+        "n_layers": 4,
     },
     "delta nets alone": {"mixer": GatedDeltaNet(**DELTA)},
 }

@@ -34,7 +34,7 @@ class Calls:
         """
         section = config.model
         assert isinstance(section, Decoder)
-        sizes = section.n_moe_layers, section.vocab_size, section.moe.num_experts
+        sizes = section.n_mixtures, section.vocab_size, section.moe.num_experts
         found = torch.zeros(sizes, dtype=torch.int64)
         tokens = self._tokens(config, ranks, store, steps)
         for layer, choices in self.of_layer.items():

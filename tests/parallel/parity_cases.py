@@ -247,6 +247,27 @@ delta nets: tp4 with 2 key heads | tp=4 | delta
 delta nets: tp2 x fsdp2 | tp=2 dp_shard=2 | delta, clipped
 delta nets: pp2 | pp2 | delta
 delta nets: tp2, compiled | tp=2 compiled | delta
+mamba: one device, selective recompute | recompute=selective | mamba
+mamba: one device, compiled | compiled | mamba
+mamba: fsdp2 | dp_shard=2 | mamba
+mamba: tp2 | tp=2 | mamba | float64
+mamba: tp4 with 2 groups | tp=4 | mamba
+mamba: pp2 | pp2 | mamba
+short convolutions: one device, compiled | compiled | short convolutions
+short convolutions: fsdp2 | dp_shard=2 | short convolutions
+short convolutions: tp2 | tp=2 | short convolutions | float64
+short convolutions: pp2 | pp2 | short convolutions
+one branch a block: one device, compiled | compiled | one branch
+one branch a block: one device, selective recompute | recompute=selective | one branch
+one branch a block: fsdp2 | dp_shard=2 | one branch
+one branch a block: tp2 | tp=2 | one branch | float64
+one branch a block: pp2 | pp2 | one branch
+mtp: one device, compiled | compiled | mtp
+mtp: fsdp2 | dp_shard=2 | mtp | float64
+mtp: fsdp2, tied, chunked | dp_shard=2 chunked | mtp, tied
+mtp: tp2 | tp=2 | mtp | float64
+mtp: tp2 without sequence parallel | tp=2 no_sp | mtp
+mtp: tp2 x fsdp2 | tp=2 dp_shard=2 | mtp, tied
 dropout: fsdp2, selective recompute | dp_shard=2 batch=2 recompute=selective | dropout
 dropout: cp2 x tp2 | cp=2 tp=2 | dropout, gpt2
 dropout: tp2 without sequence parallel | tp=2 no_sp | dropout, gpt2
@@ -261,6 +282,9 @@ sft: cp2 x tp2 | cp=2 tp=2 | sft
 packed: delta nets, fsdp2, compiled | dp_shard=2 compiled | packed delta
 packed: delta nets, tp2 | tp=2 | packed delta
 packed: delta nets, pp2 | pp2 | packed delta | float64
+packed: mtp, tp2 | tp=2 | packed mtp
+packed: mamba, tp2 | tp=2 | packed mamba
+packed: short convolutions, tp2 | tp=2 | packed short convolutions
 packed: one device, full recompute | recompute=full | packed kinds
 packed: one device, compiled | compiled | packed kinds
 packed: fsdp2 | dp_shard=2 | packed llama, clipped
@@ -334,6 +358,10 @@ moe: cp2 ulysses, micro-batch | cp=2 ulysses | moe, micro-batch
 moe: cp2, capacity | cp=2 | moe, capacity
 moe: cp2, capacity, micro-batch | cp=2 | moe, capacity, micro-batch
 moe: ep2 | ep=2 | moe, clipped
+moe: ep2, one branch a block | ep=2 | one branch, moe
+moe: tp2, one branch a block | tp=2 | one branch, moe
+moe: ep2, mtp | ep=2 | mtp, moe
+moe: tp2, mtp | tp=2 | mtp, moe
 moe: ep2, deepseek | ep=2 | moe, deepseek
 moe: ep2, capacity | ep=2 | moe, capacity
 moe: ep2, micro-batch | ep=2 batch=4 | moe, micro-batch

@@ -63,6 +63,20 @@ DELTA = (
     "gdn_key_head_dim:6,gdn_value_head_dim:10,gdn_chunk_size:5},norm_eps:0.1}} "
     "model.layers=[delta,default]"
 )
+# Two groups for four heads, and a chunk that divides no sequence.
+MAMBA = (
+    "model.kinds={mamba:{mixer:{schema:mamba2,ssm_num_heads:4,ssm_head_dim:6,ssm_state_size:10,"
+    "ssm_n_groups:2,ssm_chunk_size:5,ssm_proj_bias:true},norm_eps:0.1}} "
+    "model.layers=[mamba,default]"
+)
+ALONE = (
+    "model.kinds={mamba:{mixer:{schema:mamba2,ssm_num_heads:4,ssm_head_dim:6,ssm_state_size:10,"
+    "ssm_n_groups:2,ssm_chunk_size:5},norm_eps:0.1,feed_forward:{schema:none}},"
+    "attend:{feed_forward:{schema:none}},mlp:{mixer:{schema:none}}} "
+    "model.layers=[mamba,mlp,attend,mlp] model.n_layers=4"
+)
+FURTHER = "model.mtp_num_layers=2 objective.mtp_loss_scaling_factor=0.3"
+CONV = "model.kinds={conv:{mixer:{schema:short_conv,conv_bias:true}}} model.layers=[conv,default]"
 
 # A rank that is odd, and by name another one.
 LORA = "adapter=lora adapter.rank=3 adapter.alpha=6 adapter.dropout=0"
@@ -92,6 +106,7 @@ SMEARED = "model.smear=true model.residual_scalars=true model.embedding_norm=tru
 
 PACKED = (
     *("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "delta", "moe"),
+    *("mamba", "short convolutions", "mtp"),
     *("gpt-oss", "llama4", "dropout", "nanochat"),
 )
 """Models that are also tried with documents that share sequences."""
@@ -120,6 +135,11 @@ MODELS = {
     "mla, clipped": f"{MLA} {CLIPPED}",
     "delta": DELTA,
     "delta, clipped": f"{DELTA} {CLIPPED}",
+    "mamba": MAMBA,
+    "short convolutions": CONV,
+    "one branch": ALONE,
+    "mtp": FURTHER,
+    "mtp, tied": f"{FURTHER} {TIED}",
     "mla, moe": f"{MLA} {MOE} {DEEPSEEK}",
     "llama, z-loss, clipped": f"objective.z_loss_weight=0.01 {CLIPPED}",
     "llama, clipped": CLIPPED,
@@ -151,6 +171,8 @@ MODELS = {
     "llama, tied, clipped": f"{TIED} {CLIPPED}",
     "moe": MOE,
     "moe, clipped": f"{MOE} {CLIPPED}",
+    "one branch, moe": f"{MOE} {ALONE}",
+    "mtp, moe": f"{MOE} {FURTHER}",
     "lora": LORA,
     "ia3": "adapter=ia3 model.bias=true adapter.target_modules=[attention,w_down]",
     "lora, dropped": f"{LORA} adapter.dropout=0.3",

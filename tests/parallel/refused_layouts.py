@@ -46,4 +46,8 @@ pp2 tied, zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | pp_tied | llama, tied
 pp2 zbv_zero_bubble, compiled | pp2 zbv compiled | pp_zero_bubble | llama, 5 blocks
 fsdp2 x ep2 | dp_shard=2 ep=2 | ep_needs_moe
 cp2 of delta nets | cp=2 | cp_recurrent | delta
+cp2 of modules for further tokens | cp=2 | mtp | mtp
+pp2 of modules for further tokens | pp2 | mtp | mtp
+cp2 of Mamba-2 | cp=2 | cp_recurrent | mamba
+cp2 of short convolutions | cp=2 | cp_recurrent | short convolutions
 """)

@@ -14,6 +14,7 @@ from forge.evaluation.cache import Cache
 from forge.evaluation.encoding import encode_pair, shortened, windows
 from forge.evaluation.engine import Engine
 from forge.evaluation.requests import Request, readings, rounds
+from forge.evaluation.trees import joined
 from forge.parallel.ranks import Ranks
 from forge.tasks.item import Score
 from forge.training.models import build_model
@@ -32,7 +33,10 @@ def some_requests(longest: int, vocab: int = 301, count: int = 40) -> list[Reque
     full = Request(ids(longest - 3), ids(4))
     prefix = ids(5)
     choices = [Request(prefix, (letter,)) for letter in (7, 8, 9, 10)]
-    return [*found, full, *choices, found[0], Request(prefix, (7, 3))]
+    shots = ids(longest // 2)  # two questions of three choices behind the same examples
+    asked = [Request((*shots, *ids(2)), ids(size)) for size in (2, 3)]
+    asked += [Request(each.prefix, ids(size)) for each in asked for size in (1, 2)]
+    return [*found, full, *choices, found[0], Request(prefix, (7, 3)), *asked]
 
 
 def alone(model: Any, request: Request) -> Score:
@@ -59,13 +63,19 @@ def near(left: list[Any], right: list[Any], bound: float) -> None:
         assert list(one[1:]) == list(other[1:])
 
 
-@pytest.mark.parametrize("name", ["llama", "kinds", "gpt2", "mla", "moe"])
+ALONE = ("smeared", "delta")
+"""Models that read the token before, and so no trees."""
+
+
+@pytest.mark.parametrize("name", ["llama", "kinds", "gpt2", "mla", "moe", "llama4", *ALONE])
 @pytest.mark.parametrize("batch_tokens", [1, 100, 4096])
 def test_packed_in_any_batch_equals_one_by_one(name: str, batch_tokens: int) -> None:
     config = config_of(name)
     model = build_model(config, CPU, Ranks(), FP64).eval()
     engine = Engine(model, device=CPU, batch_tokens=batch_tokens)
     requests = some_requests(engine.longest)
+    read = engine._readings(requests)
+    assert any(reading.ends for reading in read) == (batch_tokens > 1 and name not in ALONE)
     near(engine.score(requests), [alone(model, each) for each in requests], 1e-12)
 
 
@@ -89,13 +99,30 @@ def test_every_layout_gives_the_scores_of_one_device(
 
 
 def test_choices_of_one_token_share_a_forward() -> None:
-    requests = some_requests(24)
+    requests = some_requests(24)[:-6]
     shared = [reading for reading in readings(requests) if len(reading.requests) > 1]
     assert sorted(len(reading.requests) for reading in shared) == [2, 4]
     planned = rounds(readings(requests), longest=24, batch_tokens=100, parts=2)
     read = sum(len(reading.tokens) for each in planned for row in each.rows for reading in row)
     room = sum(each.width * len(each.rows) for each in planned)
     assert read / room > 0.8
+
+
+def test_a_beginning_is_read_once_for_all_that_goes_on_from_it() -> None:
+    """Ten questions of four choices behind 100 tokens of examples: the tokens of the trie."""
+    shots = tuple(range(100))
+    asked = [(*shots, 200 + number, *range(8)) for number in range(10)]
+    requests = [Request(ask, (300 + choice, 1, 2)) for ask in asked for choice in range(4)]
+    (tree,) = joined(readings(requests), 4096)
+    assert len(tree.tokens) == 100 + 10 * (9 + 4 * 2)
+    assert sorted(tree.requests) == list(range(40))
+    seen = [sum(end > place for end in tree.ends[: place + 1]) for place in range(270)]
+    assert max(seen) == 100 + 9 + 2  # no text sees more than itself
+    unlike = [Request((number, *range(60)), (1, 2)) for number in range(9)]
+    assert all(reading.ends is None for reading in joined(readings(unlike), 4096))
+    small = joined(readings(requests), 150)
+    assert max(len(reading.tokens) for reading in small) <= 150
+    assert sum(len(reading.targets) for reading in small) == 120
 
 
 class Letters:

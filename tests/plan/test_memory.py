@@ -48,6 +48,9 @@ BESIDE = {"moe.shared_experts": 1, "moe.shared_hidden_dim": 20, "moe.shared_expe
 BESIDE |= {"moe.beside_dense": True, "moe.score_on_input": True, "mlp_up_offset": 1}
 DELTA = {"mixer.gdn_num_key_heads": 2, "mixer.gdn_num_value_heads": 4, "mixer.gdn_chunk_size": 8}
 DELTA |= {"mixer.gdn_key_head_dim": 12, "mixer.gdn_value_head_dim": 10}
+MAMBA = {"mixer.ssm_num_heads": 4, "mixer.ssm_head_dim": 24, "mixer.ssm_chunk_size": 8}
+MAMBA |= {"mixer.ssm_state_size": 12, "mixer.ssm_n_groups": 2}
+CONV = {"mixer.conv_kernel_dim": 3}
 SKIPS = dict.fromkeys(("value_embeddings", "residual_scalars", "x0_scalars", "smear"), True)
 SKIPS |= {"backout": True, "norm_with_scale": False}
 MOE = {"moe.num_experts": 8, "moe.ffn_hidden_dim": 96}
@@ -87,6 +90,8 @@ def config() -> Callable[..., Config]:
         sizes = [f"model.{key}={value}" for key, value in (SIZES | model).items()]
         sizes += ["+mixer@model.mixer=mla"] if MLA.items() & model.items() else []
         sizes += ["+mixer@model.mixer=gated_delta_net"] if DELTA.items() & model.items() else []
+        sizes += ["+mixer@model.mixer=mamba2"] if MAMBA.items() & model.items() else []
+        sizes += ["+mixer@model.mixer=short_conv"] if CONV.items() & model.items() else []
         batch = [f"train.batch_size={BATCH}", f"train.seq_len={SEQ}"]
         small = ["tokenizer.vocab_size=300", "run.device=cpu", "optimizer=adamw"]
         return resolve(forge.compose([*sizes, *batch, *small, *overrides])).config
@@ -156,6 +161,8 @@ def test_weights_gradients_and_optimizer_state_are_exact(
         pytest.param(SKIPS, "full", marks=pytest.mark.nightly),
         pytest.param(MOE | GPT_OSS, "none", marks=pytest.mark.nightly),
         pytest.param(DELTA, "none", marks=pytest.mark.nightly),
+        pytest.param(MAMBA, "none", marks=pytest.mark.nightly),
+        pytest.param(CONV, "none", marks=pytest.mark.nightly),
     ],
     ids=str,
 )
@@ -285,6 +292,8 @@ def test_blocks_of_documents_take_no_mask(config: Callable[..., Config]) -> None
         ),
         MOE | {"norm_placement": "both"},
         pytest.param(DELTA, marks=pytest.mark.nightly),
+        pytest.param(MAMBA, marks=pytest.mark.nightly),
+        pytest.param(CONV, marks=pytest.mark.nightly),
     ],
     ids=str,
 )

@@ -32,6 +32,8 @@ PUBLISHED = {
     "deepseek2_236b": (2.4e-4, 9216 * 4096, 4096, 2000, 8.1e12, 0.1),
     "deepseek3_671b": (2.2e-4, 15360 * 4096, 4096, 2000, 14.3e12, 0.1),
     "kimi_k2": (2e-4, 67_108_864, 4096, 500, 15.5e12, 0.1),
+    "smollm2_135m": (3e-3, 2**20, 2048, 2000, 2_000_000 * 2**20, 0.0),
+    "smollm2_360m": (3e-3, 128 * 6 * 2048, 2048, 2000, 2_600_000 * 128 * 6 * 2048, 0.0),
     "smollm2_1_7b": (5e-4, 2**21, 2048, 2000, 11e12, 0.0),
 }
 """By model the numbers of its paper."""
@@ -66,7 +68,7 @@ def test_a_recipe_is_what_was_published(model: str) -> None:
     grown = 60 + -(-(2_870_000_000_000 - 60 * 2**22) // 2**23) if model == "llama3_405b" else 0
     before = 60 * 2**22 + (grown - 60) * 2**23 if grown else 0
     assert train.max_steps == grown + (int(tokens) - before) // step
-    assert config.optimizer.weight_decay == 0.1
+    assert config.optimizer.weight_decay == (0.01 if model.startswith("smollm2") else 0.1)
     assert "train.recipe" not in {warning.rule for warning in resolution.warnings}
 
 

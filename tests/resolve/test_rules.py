@@ -22,6 +22,7 @@ from forge.resolve.rules.all import RULES
 from forge.rundir import checkpoints, saved_config
 
 NOTHING_TO_TYPE = {
+    "model.branches": "a choice to leave out",
     "eval.tasks": "a path",
     "rewards": "a path",
     "environment": "an entry of a group",
@@ -136,6 +137,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch):
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("place")
     (path / "my.txt").write_text("some text")
+    (path / "long.jsonl").write_text(json.dumps({"prompt": "a" * 40, "answer": "bc"}))
     (path / "empty").mkdir()
     (path / "pickled").mkdir()
     (path / "pickled" / "tokenizer.pkl").touch()

@@ -22,7 +22,8 @@ from forge.rundir import saved_config
 
 FREE = {
     "": "callbacks tags techniques trackers",
-    "checkpoint": "async_mode enabled export_at_end export_dtype interval interval_minutes "
+    "checkpoint": "async_mode continuous enabled export_at_end export_dtype interval "
+    "interval_minutes local_dir local_interval local_partner local_ranks "
     "keep_best keep_last_n last per_decade read_by_one_replica resume_from steps",
     "data": "cache_dir max_bad_rows num_workers pad_to_multiple_of pin_memory prefetch_factor",
     "model": "fused_gate_up fused_qkv recipe",
@@ -58,7 +59,7 @@ IDENTITY = {
     "skip_step_scaling_factor use_qk_clip qk_clip_threshold",
 }
 IDENTITY_AS_A_WHOLE = {"model", "objective", "optimizer", "precision", "quantization", "scheduler"}
-IDENTITY_AS_A_WHOLE |= {"adapter", "rollout", "tokenizer"}
+IDENTITY_AS_A_WHOLE |= {"adapter", "diloco", "rollout", "tokenizer"}
 
 
 def test_every_option_is_decided() -> None:

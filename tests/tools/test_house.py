@@ -31,6 +31,11 @@ def test_functions_are_short() -> None:
     assert sum(lines > house.LONG for lines, _ in lengths) <= LONG
 
 
+def test_functions_branch_little() -> None:
+    counts = [number for tree in TREES.values() for number in house.complexities(tree)]
+    assert sum(number > house.COMPLEX for number in counts) <= BRANCHING
+
+
 def test_names_and_docstrings_speak_of_content() -> None:
     names = [name for tree in TREES.values() for name in house.assigned_names(tree)]
     assert house.filler_share(names) <= 2, "python tools/house.py --words lists them"
@@ -41,4 +46,4 @@ def test_a_public_function_has_its_name_alone() -> None:
     assert len(house.shared_names(SOURCE, ast.FunctionDef)) <= SHARED, "house.py --names lists them"
 
 
-LONGEST, LONG, SHARED = 60, 25, 60
+LONGEST, LONG, SHARED, BRANCHING = 60, 25, 60, 10

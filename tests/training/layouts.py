@@ -32,6 +32,11 @@ OF_EXPERTS = {
     "ep2 x tp2": "parallel.ep=2 parallel.tp=2",
     "pp2 x ep2": "parallel.pp=2 parallel.ep=2",
 }
+APART = {
+    "replicas2": "parallel.dp_shard=1 parallel.dp_replicate=2",
+    "replicas2 x fsdp2": "parallel.dp_shard=2 parallel.dp_replicate=2",
+    "replicas2 x tp2": "parallel.dp_shard=1 parallel.tp=2 parallel.dp_replicate=2",
+}
 SMALL = """
     model.dim=20 model.n_heads=2 model.n_layers=4 model.ffn_hidden_dim=34 model.vocab_size=301
     model.tie_embeddings=true model.max_seq_len=32 tokenizer.vocab_size=300 train.seq_len=16
@@ -49,7 +54,7 @@ def trains(folder: Path, text_file: Path) -> Train:
 
     def run(name: str, layout: str, steps: int, *overrides: str) -> Path:
         place = f"run.dir={folder / name} data=text data.path={text_file}"
-        chosen = f"{SMALL} {(LAYOUTS | OF_EXPERTS)[layout]} train.max_steps={steps} {place}"
+        chosen = f"{SMALL} {(LAYOUTS | OF_EXPERTS | APART)[layout]} train.max_steps={steps} {place}"
         path, _ = take(*" ".join([chosen, *overrides]).split())
         (path / "batches").mkdir(exist_ok=True)
         parallel, port = saved_config.load_own(path).parallel, str(free_port())

@@ -88,6 +88,8 @@ def saved_options(run: Path) -> list[str]:
         (["steps=[2,2]"], "a step twice"),
         (["steps=2"], "it must be a list of steps"),
         (["steps=[2]", "last=1"], "both say which checkpoints"),
+        (["layers=[0,9]"], "layers=[0, 9]: the model has no layer 9; 0 to "),
+        (["layers=[]"], "it must be a list of numbers of layers"),
         (["last=4"], "has 3 usable checkpoints: 2, 4, 6"),
         (["last=0"], "it must be a number of checkpoints"),
         (["last=2", "weights=[1,2,3]"], "it has 3 weights for 2 checkpoints"),
@@ -101,6 +103,20 @@ def test_a_wrong_line_is_refused_with_one_message(tiny_run, tmp_path, capsys, wo
     error = capsys.readouterr().err
     assert message in error
     assert not (tmp_path / "out" / "config.yaml").exists()
+
+
+def test_a_model_of_chosen_layers_computes_what_these_blocks_do(tiny_run, tmp_path, capsys):
+    out = tmp_path / "deeper"
+    assert merge([str(tiny_run), str(out), "layers=[1,0,1]"]) == 0
+    assert "layers 1, 0, 1" in capsys.readouterr().out
+    model = load_run(out, fp32=True).model
+    teacher = load_run(tiny_run, fp32=True).model
+    blocks = [teacher.blocks[i] for i in ("1", "0", "1")]
+    teacher.blocks = torch.nn.ModuleDict({str(i): block for i, block in enumerate(blocks)})
+    teacher.kinds = [teacher.kinds[i] for i in (1, 0, 1)]
+    tokens = torch.arange(24).reshape(2, 12)
+    torch.testing.assert_close(model(tokens), teacher(tokens), rtol=0, atol=0)
+    assert read(step_of(out, 6) / "meta.json")["merged"]["layers"] == [1, 0, 1]
 
 
 def test_a_run_is_not_written_over(tiny_run, tmp_path, capsys):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import forge
 from forge.config.metrics import Metrics
+from forge.evaluation.run import TaskResult
+from forge.statistics.interval import Interval
 from forge.training.callbacks.tracker_services import FINISH_SECONDS, WandB
 from forge.training.callbacks.trackers import build_trackers
+from forge.training.evaluating import give_to_trackers
 
 LOGS = [
     (10, {"train/loss": 3.141592653589793, "lr": 3e-4, "tokens_per_second": 12345.6}),
@@ -282,3 +287,23 @@ print(sorted({{"torch", "tensorboard", "wandb", "rich"}} & set(sys.modules)))
         cwd=Path(__file__).parents[2],
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_an_evaluation_after_training_joins_what_was_logged(tiny_run: Path) -> None:
+    """Of an earlier step too: the later logs of the training stay."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    section = Metrics(**QUIET, enable_tensorboard=True)
+    write(section, tiny_run)
+    csv = {"_target_": "forge.trackers.csv_file.CSVFile", "file_name": "own.csv"}
+    config = replace(forge.load(tiny_run).config, metrics=section, trackers={"own": csv})
+    accuracy = Interval(value=0.25, n=4, stderr=0.1)
+    result = TaskResult(name="arc", rows=[], metrics={"accuracy": accuracy}, of=4)
+    give_to_trackers(config, tiny_run, [result], 12)
+    give_to_trackers(config, tiny_run / "elsewhere", [result], 13)
+    events = EventAccumulator(str(tiny_run / section.tensorboard_dir)).Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [10, 20, 30]
+    assert [(event.step, event.value) for event in events.Scalars("eval/arc/accuracy")] == [
+        (12, 0.25)
+    ]
+    assert "0.25" in (tiny_run / "own.csv").read_text()

@@ -9,6 +9,7 @@ from typing import Any
 
 from forge.config.field import opt, section, variant_of
 from forge.config.model.by_depth import base_of, name_at, set_options, varies
+from forge.config.model.feed_forwards.absent import NoFeedForward
 from forge.config.model.feed_forwards.base import FeedForward
 from forge.config.model.feed_forwards.dense import Dense
 from forge.config.model.initial_law import by_law
@@ -17,6 +18,7 @@ from forge.config.model.layer import LayerShape
 from forge.config.model.mixers.attention import Attention
 from forge.config.model.mixers.base import Mixer
 from forge.config.model.moe import MoE, is_moe_layer, n_moe_layers
+from forge.config.model.mtp import module_tensors
 from forge.config.model.skips.backout import backout_tensors
 from forge.config.model.skips.residual_scalars import scalar_tensors
 from forge.config.model.skips.smear import smear_tensors
@@ -81,12 +83,23 @@ class Decoder(LayerShape):
     @property
     def n_moe_layers(self) -> int:
         """Blocks with experts."""
-        return n_moe_layers(self.moe, self.n_layers)
+        if not self.kinds and not self.feed_forward.absent:
+            return n_moe_layers(self.moe, self.n_layers)
+        return sum(self.kind_of(layer).moe for layer in range(self.n_layers))
+
+    def lacks_feed_forward(self, name: str) -> bool:
+        """Whether layers of a kind are a mixer alone, without experts too."""
+        entry = self.kinds.get(base_of(name), {})
+        chosen = entry.get("feed_forward") if isinstance(entry, dict) else None
+        if not isinstance(chosen, dict):
+            return self.feed_forward.absent
+        return chosen.get("schema") == NoFeedForward.schema_name
 
     def kind_of(self, layer: int) -> Kind:
         """Return the kind of a layer, counted from 0."""
         name = self.layers[layer % len(self.layers)] if self.layers else DEFAULT
-        return Kind(name_at(self, name, layer), is_moe_layer(self.moe, layer))
+        moe = is_moe_layer(self.moe, layer) and not self.lacks_feed_forward(name)
+        return Kind(name_at(self, name, layer), moe)
 
     def kinds_in(self, layers: Iterable[int] | None = None) -> Counter[Kind]:
         """Count the layers of each kind among `layers`; null = all layers."""
@@ -155,23 +168,37 @@ class Decoder(LayerShape):
         last += self._norm("norm")
         if not self.tie_embeddings:
             last.append(TensorSpec(name="output.weight", role=HEAD, part="output head", **table))
+        for depth in range(self.mtp_num_layers):
+            last += within(f"mtp.{depth}", self.further_tensors())
         return list(by_law(self.initial_law, first, self.dim)), list(
             by_law(self.initial_law, last, self.dim)
         )
+
+    def further_tensors(self) -> Iterator[TensorSpec]:
+        """Yield the tensors of a module for a further token, by their names inside."""
+        norms = map(self._norm, ("embedding_norm", "hidden_norm", "norm"))
+        return module_tensors(self.dim, self.block_tensors(self.kind_of(self.n_layers - 1)), norms)
+
+    @property
+    def n_mixtures(self) -> int:
+        """Blocks with experts, with those of the modules for further tokens."""
+        of_last = self.kind_of(self.n_layers - 1).moe
+        return self.n_moe_layers + (self.mtp_num_layers if of_last else 0)
 
     def block_tensors(self, kind: Kind) -> list[TensorSpec]:
         """Return the tensors of one block, by their names inside of the block."""
         layer = self.of_kind(kind.name)
         last = layer.moe.tensors(layer) if kind.moe else layer.feed_forward.tensors(layer)
         pre, post = layer.norms_before, layer.norms_after
+        mixes, feeds = not layer.mixer.absent, not layer.feed_forward.absent
         tensors = [
             *scalar_tensors(layer),
-            *(layer._norm("attention_norm") if pre else ()),
+            *(layer._norm("attention_norm") if pre and mixes else ()),
             *within("attention", layer.mixer.tensors(layer)),
-            *(layer._norm("attention_post_norm") if post else ()),
-            *(layer._norm("feed_forward_norm") if pre else ()),
+            *(layer._norm("attention_post_norm") if post and mixes else ()),
+            *(layer._norm("feed_forward_norm") if pre and feeds else ()),
             *within("feed_forward", last),
-            *(layer._norm("feed_forward_post_norm") if post else ()),
+            *(layer._norm("feed_forward_post_norm") if post and feeds else ()),
         ]
         return list(by_law(layer.initial_law, tensors, layer.dim))
 
@@ -193,6 +220,7 @@ class Decoder(LayerShape):
         """Count the parameters of each part."""
         names = PARTS + PARTS_OF_MOE if self.is_moe else PARTS
         names += PARTS_OF_SKIPS if self.has_skips else ()
+        names += ("further tokens",) if self.mtp_num_layers else ()
         parts: dict[str, int] = dict.fromkeys(names, 0)
         for number, spec in self._counted():
             parts[spec.part] += number * spec.size
@@ -217,7 +245,17 @@ class Decoder(LayerShape):
         kinds = self.kinds_in().items()
         blocks = sum(number * self.kind_flops_per_token(kind, seq_len) for kind, number in kinds)
         gates = sum(spec.multiplied for spec in self.outside()[0] if spec.role == GATE)
-        return blocks + self.head_flops_per_token() + 6 * gates
+        return blocks + self.head_flops_per_token() + 6 * gates + self._further_flops(seq_len)
+
+    def _further_flops(self, seq_len: int) -> int:
+        """Return the training FLOPs a token of the modules for further tokens, each with a product
+        with the head.
+        """
+        if not self.mtp_num_layers:
+            return 0
+        block = self.block_flops_per_token(self.n_layers - 1, seq_len)
+        one = block + 6 * 2 * self.dim * self.dim + self.head_flops_per_token()
+        return self.mtp_num_layers * one
 
     def block_flops_per_token(self, layer: int, seq_len: int) -> int:
         """Return the training FLOPs a token of one block, counted from 0."""

@@ -10,6 +10,7 @@ from omegaconf import MISSING
 from forge.config.field import AutoInt, Condition, Section, opt, section
 from forge.config.model.attention_options import AttentionOptions
 from forge.config.model.initial_law import InitialLaw
+from forge.config.model.mtp import MultiToken
 from forge.config.model.rotary import RotaryOptions
 from forge.config.model.skips.backout import Backout
 from forge.config.model.skips.residual_scalars import ResidualScalars
@@ -99,7 +100,9 @@ class Skips(ValueEmbeddings, ResidualScalars, Smear, Backout):
 
 
 @section
-class LayerShape(RotaryOptions, AttentionOptions, WindowPattern, Skips, InitialLaw, Model):
+class LayerShape(
+    RotaryOptions, AttentionOptions, WindowPattern, Skips, MultiToken, InitialLaw, Model
+):
     """Options of a decoder that its layers read, with the values of one kind of layer."""
 
     if TYPE_CHECKING:  # declared by the decoder: the sections' classes read this class
@@ -110,6 +113,8 @@ class LayerShape(RotaryOptions, AttentionOptions, WindowPattern, Skips, InitialL
         layers: list[str]
 
         def of_kind(self, name: str) -> LayerShape: ...
+
+        def kind_of(self, layer: int) -> Any: ...
 
     ffn_dim_multiplier: float = opt(1.0, "scales the computed feed-forward width", gt=0)
     ffn_hidden_dim: int | None = opt(

@@ -22,6 +22,11 @@ CHUNKED = Condition(
     "with objective.loss_fn=cross_entropy",
 )
 
+FURTHER = Condition(
+    lambda config, ranks: getattr(config.model, "mtp_num_layers", 0) > 0,
+    "with model.mtp_num_layers=0",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeadShape:
@@ -132,6 +137,13 @@ class CrossEntropy(NextToken):
     z_loss_weight: float = opt(0.0, "weight of the z-loss (PaLM uses 1e-4); 0 = off", ge=0)
     ce_chunk_size: int = opt(
         0, "tokens a chunk; 0 = at most 4096, by the vocabulary", ge=0, acts_when=CHUNKED
+    )
+    mtp_loss_scaling_factor: float = opt(
+        0.1,
+        "weight of the mean loss of the modules of model.mtp_num_layers; DeepSeek 3 began with "
+        "0.3; 0 = they are not trained",
+        ge=0,
+        acts_when=FURTHER,
     )
 
     @property

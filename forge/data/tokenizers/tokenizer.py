@@ -219,6 +219,10 @@ class Tokenizer:
         """The options for a command line to get this tokenizer from its file."""
         return tokenizer_overrides(path, self.add_bos, self.add_eos)
 
+    def to_json(self) -> str:
+        """The content of tokenizer.json."""
+        return self._raw.to_str()
+
     def save(self, directory: Path) -> None:
         """Write tokenizer.json and tokenizer_config.json, as transformers reads them."""
         directory.mkdir(parents=True, exist_ok=True)

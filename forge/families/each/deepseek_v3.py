@@ -38,6 +38,15 @@ SHARED: Table = {
 EXPERTS = experts("mlp.experts", PROJECTIONS, "mlp.gate.weight")
 LATENT_EPS = 1e-6
 """Epsilon of the norms of latents, fixed in the transformers class beside rms_norm_eps."""
+FURTHER: Table = {
+    "embedding_norm.weight": "enorm.weight",
+    "hidden_norm.weight": "hnorm.weight",
+    "projection.weight": "eh_proj.weight",
+    "norm.weight": "shared_head.norm.weight",
+}
+"""A module for a further token, stored as a layer behind the last."""
+COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
+"""Tensors of such a layer that repeat the model's own."""
 COMMON = LATENT | MLP | NORMS | SHARED | EXPERTS
 
 
@@ -66,6 +75,7 @@ class DeepSeekV3(Family):
     absent |= {"routed_scaling_factor": 2.5, "first_k_dense_replace": 3}
     absent |= {"n_group": 8, "topk_group": 4}
     outside = OUTSIDE
+    further = FURTHER
     block = COMMON | {SELECTION_BIAS: "mlp.gate.e_score_correction_bias"}
 
     def options(self, keys: Keys) -> dict[str, Any]:
@@ -73,7 +83,7 @@ class DeepSeekV3(Family):
         options |= rope.read_rope(keys, scores=True)
         del options["head_dim"], options["n_kv_heads"]
         keys.inert("head_dim", "qk_head_dim", "num_key_value_heads")
-        keys.inert("num_nextn_predict_layers", "num_mtp_layers")
+        options["mtp_num_layers"] = further_layers(keys)
         keys.only("attention_bias", False, why="forge's latent attention has no biases")
         keys.only("mlp_bias", False, why="forge's experts have no such biases")
         keys.only("rope_interleave", True, why="no model of the family is without")
@@ -108,20 +118,30 @@ class DeepSeekV3(Family):
         moe, config = section.moe, write_experts(section)
         config |= {"n_group": moe.n_routing_groups, "norm_topk_prob": moe.norm_topk_prob}
         config["topk_group"] = moe.topk_routing_group if moe.n_routing_groups > 1 else 1
-        return config | {"rope_interleave": True, "num_nextn_predict_layers": 0}
+        config["num_nextn_predict_layers"] = section.mtp_num_layers
+        return config | {"rope_interleave": True}
 
     def table(self, layer: Decoder) -> Table:
         return self.block | rotated(layer)
 
     def ignored(self, name: str, section: Decoder) -> bool:
-        """Ignore also layers behind the last, trained to predict further tokens."""
+        """Ignore also copies in the layers that predict further tokens, and left-out layers."""
         return beyond_last(name, section) or super().ignored(name, section)
 
 
+def further_layers(keys: Keys) -> int:
+    """Read the number of modules for further tokens."""
+    return keys.number("num_nextn_predict_layers", "num_mtp_layers", default=0)
+
+
 def beyond_last(name: str, section: Decoder) -> bool:
-    """Whether a tensor is of a layer behind the last."""
+    """Whether a tensor is of a layer behind the last that the model has none for, or a copy in the
+    layer of a module for a further token.
+    """
     layer = re.match(r"model\.layers\.(\d+)\.", name)
-    return layer is not None and int(layer[1]) >= section.n_layers
+    if layer is None or int(layer[1]) < section.n_layers:
+        return False
+    return name.endswith(COPIES) or int(layer[1]) >= section.n_layers + section.mtp_num_layers
 
 
 def sizes_of_experts(keys: Keys) -> dict[str, Any]:

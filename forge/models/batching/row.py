@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from forge.models.token_distribution import NONE, NOT_FINITE, Sampling
 
 Prompt = tuple[int, ...]
+
+
+class Guide(Protocol):
+    """Says at each place of a text which tokens may be drawn."""
+
+    def allowed(self) -> Tensor:
+        """Whether each token may be next: bool [vocab], one true at least."""
+        ...
+
+    def take(self, token: int) -> None:
+        """Go on to the place behind a token."""
+        ...
 
 
 @dataclass(kw_only=True, eq=False)
@@ -20,7 +32,7 @@ class Row:
     number: of its random stream, with the seed of `sampling`. most: tokens to draw at most. ends:
     ids that end it. ended: whether it ends with the tokens drawn. top: candidates to record at each
     token, as (id, log-probability), the likeliest first. support: ids that a cut left to draw
-    from, at each token. over: whether it has ended.
+    from, at each token. over: whether it has ended. guide: of the tokens that may be drawn.
     """
 
     prompt: Prompt
@@ -30,6 +42,7 @@ class Row:
     ends: frozenset[int] = frozenset()
     ended: Callable[[list[int]], bool] | None = None
     top: int = 0
+    guide: Guide | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     candidates: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -41,6 +54,8 @@ class Row:
         if token == NONE:
             raise FloatingPointError(NOT_FINITE)
         self.tokens.append(token)
+        if self.guide is not None:
+            self.guide.take(token)
         self.logprobs.append(logprob)
         if self.top:
             self.candidates.append(candidates[: self.top])

@@ -86,6 +86,8 @@ class Rows:
     def go_on(self, count: int = 1) -> list[Row]:
         """Draw `count` tokens for each row, fewer where a row's number ends; returns the rows."""
         rows = list(self.rows)
+        if any(row.guide for row in rows):
+            count = 1  # the next mask depends on the token
         count = min([count, *(row.most - len(row.tokens) for row in rows)])
         self._make_room(count)
         slots = slice(0, len(rows))
@@ -139,7 +141,8 @@ class Rows:
         logits = head_of(self.model).logits(hidden)
         usable = logits[:, : self.how.n_ids]
         self._mark(rows, slots, usable)
-        drawn = self.how.agree(self._drawn(rows, slots, usable, uniform)[:, None])
+        guided = _guided(rows, usable)
+        drawn = self.how.agree(self._drawn(rows, slots, guided, uniform)[:, None])
         if self.had is not None:
             self.had[slots] = self.had[slots].scatter(1, drawn.clamp(min=0), True)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -220,6 +223,18 @@ class Rows:
                 if row.over:
                     self.remove(row)
                     break
+
+
+def _guided(rows: Sequence[Row], logits: Tensor) -> Tensor:
+    """Logits of [rows, vocab] with the least number for tokens that a row's guide forbids."""
+    if not any(row.guide for row in rows):
+        return logits
+    logits, least = logits.clone(), torch.finfo(logits.dtype).min
+    for index, row in enumerate(rows):
+        if row.guide is not None:
+            forbidden = ~row.guide.allowed().to(logits.device)
+            logits[index].masked_fill_(forbidden, least)
+    return logits
 
 
 def _pairs(candidates: Any, rows: int) -> list[list[tuple[int, float]]]:

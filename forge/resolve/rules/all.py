@@ -35,7 +35,7 @@ from forge.resolve.rules import (
     streaming,
     training,
 )
-from forge.resolve.rules.steps import branch, horizon, stages
+from forge.resolve.rules.steps import branch, diloco, horizon, local_tier, stages
 
 OF_COMPONENTS = [sys.modules[name] for name in schemas.schema_modules()]
 OF_ALL = (
@@ -49,6 +49,8 @@ OF_ALL = (
     streaming,
     horizon,
     stages,
+    diloco,
+    local_tier,
     training,
     sft,
     recompute,

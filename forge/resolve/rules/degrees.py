@@ -9,6 +9,7 @@ from math import prod
 
 from forge.config.model.decoder import Decoder
 from forge.config.model.layer import Model
+from forge.config.model.mtp import MTP
 from forge.config.objectives.base import CrossEntropy, Objective
 from forge.config.parallel import ONE_STAGE_SCHEDULES, V_SCHEDULE, ZERO_BUBBLE_SCHEDULES, Parallel
 from forge.config.precision import Precision
@@ -47,19 +48,21 @@ def tp_divides(model: Decoder, parallel: Parallel) -> Findings:
     """Tensor parallelism cuts attention by heads, and feed-forward layers and experts by width:
     parallel.tp must divide each.
     """
-    tp = parallel.tp
+    tp, kinds = parallel.tp, model.kinds_in()
     divisible = f"must be divisible by parallel.tp ({tp})"
     for layer_key, layer in model.in_use():
-        (first, heads), *shared_heads = layer.mixer.cut_heads(layer).items()
+        cut = layer.mixer.cut_heads(layer)
+        first, heads = next(iter(cut.items()), ("", 0))
         if heads % tp:
             yield TP, f"{layer_key}.{first} ({heads}) {divisible}.", ""
-        for key, shared in shared_heads:
+        for key, shared in list(cut.items())[1:]:
             if shared != heads and shared % tp and tp % shared:  # several ranks may share one
                 other = f"or parallel.tp by {layer_key}.{key}"
                 yield TP, f"{layer_key}.{key} ({shared}) {divisible}, {other}.", ""
         width = layer.computed_ffn_hidden_dim
-        dense = model.moe.beside_dense or model.n_moe_layers < model.n_layers
-        if dense and width % tp:
+        plain = any(not (kind.moe or model.lacks_feed_forward(kind.name)) for kind in kinds)
+        dense = model.moe.beside_dense or plain
+        if dense and not layer.feed_forward.absent and width % tp:
             hint = f"{layer_key}.ffn_hidden_dim={-(-width // tp) * tp}"
             yield TP, f"the feed-forward width ({width}) {divisible}.", hint
     expert = model.expert_hidden_dim
@@ -137,7 +140,7 @@ def cp_recurrent(model: Decoder, parallel: Parallel) -> Findings:
     have each rank wait for those before it.
     """
     for layer_key, layer in model.in_use():
-        if parallel.cp > 1 and layer.mixer.recurrent:
+        if parallel.cp > 1 and layer.mixer.recurrent and not layer.mixer.absent:
             message = (
                 f"{layer_key}.mixer is a {layer.mixer.schema_name}, whose state goes through all"
             )
@@ -147,6 +150,16 @@ def cp_recurrent(model: Decoder, parallel: Parallel) -> Findings:
                 "parallel.cp=1",
             )
             return
+
+
+@rule("parallel.mtp", CP, PP, MTP)
+def mtp_layout(model: Decoder, parallel: Parallel) -> Findings:
+    """The modules of model.mtp_num_layers read later tokens of whole rows, and the embedding beside
+    the head: parallel.cp and parallel.pp are 1.
+    """
+    for key, degree in ((CP, parallel.cp), (PP, parallel.pp)):
+        if model.mtp_num_layers and degree > 1:
+            yield key, f"{key}=1, or {MTP}=0"
 
 
 @rule("parallel.cp_kernel", CP, "parallel.cp_method", "model.sdpa_backend", warning=True)

@@ -10,17 +10,20 @@ from forge.config.checkpoint import Checkpoint
 from forge.config.data.eval_sets import metric_names
 from forge.config.data.reading import NAME
 from forge.config.data.text import Data, HuggingFace
-from forge.config.eval import EMA, Eval
+from forge.config.eval import CUT, EMA, Eval
 from forge.config.optimizers.schedule_free import ScheduleFreeAdamW
 from forge.config.problems import ConfigError
 from forge.config.rewards.entry import TARGET, keywords_of, reward_faults
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.run import Run
+from forge.config.tokenizers.tokenizer import Bytes, Tokenizer
+from forge.config.tokenizers.tokenizer_files import Existing
 from forge.config.train import Train
 from forge.resolve.rules.entries import entry_faults, suggest
 from forge.resolve.rules.run import path_fault, unstorable
 from forge.tasks.declared import OF_TEXTS, faults, is_text, tasks_of
+from forge.tasks.lengths import encoder_of, longest_questions, too_long
 
 ASSIGNED = re.compile(r"\w+=")
 FORGE, LEARNED = "forge.rewards.", "forge.training.learned_reward.LearnedReward"
@@ -125,9 +128,33 @@ def tasks(config: Config, eval: Eval) -> Findings:
             yield "eval.tasks", message, "another name"
         elif isinstance(entry, dict) and is_text(entry):
             options = {key: value for key, value in entry.items() if key not in OF_TEXTS}
-            yield from entry_faults(config.data, "eval.tasks", name, options)
+            for key, *fault in entry_faults(config.data, "eval.tasks", name, options):
+                yield key if name in eval.tasks else f"eval.data={eval.data}", *fault
         else:
             yield from faults(name, entry, trust=config.run.trust)
+
+
+@rule("eval.tasks_length", "eval.tasks", "eval.too_long", "eval.tasks_items", "model.max_seq_len")
+def tasks_length(config: Config, eval: Eval, tokenizer: Tokenizer) -> Findings:
+    """A question of eval.tasks fits into model.max_seq_len, or eval.too_long=cut shortens it; seen
+    here unless the tokenizer is still to be trained.
+    """
+    if eval.too_long == CUT or not isinstance(tokenizer, Bytes | Existing):
+        return
+    longest = int(config.model.max_seq_len)
+    for name, entry in eval.tasks.items():
+        if not isinstance(entry, dict) or is_text(entry):
+            continue
+        given = longest_questions(name, entry, config.run.trust, eval.tasks_items)
+        # A text has no more tokens than bytes, but for a space before it and a begin token.
+        given = [each for each in given if len(each.text.encode()) + 2 > longest]
+        encoder = encoder_of(tokenizer, config.run.trust) if given else None
+        fault = too_long(given, encoder, longest) if encoder else None
+        if fault is not None:
+            question, size = fault
+            message = f"item {question.item} has {size} tokens, and the model reads {longest}."
+            hint = f"eval.too_long=cut, which leaves out its beginning; model.max_seq_len={size}"
+            yield f"eval.tasks.{name}", message, hint
 
 
 @rule("eval.tasks_needed", "eval.tasks", "eval.data", "eval.tasks_interval", "eval.tasks_steps")

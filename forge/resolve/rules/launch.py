@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Mapping
+from pathlib import Path
 
-from forge.config.launch import Slurm, Submitit
+from forge.config.launch import Kubernetes, Manifest, Slurm, Submitit
+from forge.config.places import ADDRESS
 from forge.config.problems import Problem, closest, did_you_mean, shown
 from forge.config.rule import Findings, rule
 from forge.config.run import Run
@@ -34,6 +37,44 @@ def ranks_fill_nodes(launch: Slurm, world: World) -> Findings:
         outcome = allocation(launch, world.size)
         if isinstance(outcome, Problem):
             yield outcome.key, outcome.what, outcome.fix
+
+
+@rule("launch.machines", "run.num_processes", *SHAPE)
+def ranks_fill_machines(launch: Manifest, world: World) -> Findings:
+    """The ranks fill the machines of a job, equally many on each, one rank a GPU if any."""
+    if world.remote and world.size > 0:
+        outcome = allocation(launch, world.size)
+        if isinstance(outcome, Problem):
+            yield outcome.key, outcome.what, outcome.fix
+
+
+@rule("launch.image", "launch.image")
+def image_of_pods(launch: Kubernetes) -> Findings:
+    """launch=kubernetes runs in containers: launch.image names the image, with forge in it."""
+    if not launch.image:
+        yield "launch.image", "launch.image=registry/name:tag"
+
+
+@rule("launch.mounts", "launch.mounts", "run.dir", "run.root")
+def run_on_shared_storage(launch: Manifest, run: Run) -> Findings:
+    """The run directory lies below a path of launch.mounts, on storage that can rename and append:
+    a claim or a volume, no bucket.
+    """
+    place = Path(os.path.abspath(run.dir or run.root))
+    volumes = [path for path, source in launch.mounts.items() if not ADDRESS.match(source)]
+    if any(place.is_relative_to(path) for path in volumes):
+        return
+    key, name = ("run.dir", "runs/mine") if run.dir else ("run.root", "runs")
+    if volumes:
+        yield key, f"{key}={Path(min(volumes)) / name}"
+    else:
+        yield "launch.mounts", f"'launch.mounts={{/data: my-volume}}' {key}=/data/{name}"
+
+
+@rule("sweeper.here")
+def trials_here(sweeper: Optuna, launch: Manifest) -> Findings:
+    """sweeper=optuna waits for the trials, and these launchers submit without waiting."""
+    yield "sweeper", "sweeper=basic, or another launcher"
 
 
 @rule("launch.node_size", *SHAPE)

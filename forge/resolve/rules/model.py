@@ -6,6 +6,8 @@ from forge.config.model.decoder import Decoder
 from forge.config.model.hub_folder import FolderDecoder
 from forge.config.model.layer import Model
 from forge.config.model.mixers.gated_delta_net import GatedDeltaNet
+from forge.config.model.mtp import MTP
+from forge.config.objectives.base import CrossEntropy, Objective
 from forge.config.precision import Precision
 from forge.config.rule import Findings, rule
 from forge.config.run import Run
@@ -158,3 +160,33 @@ def vocab_unused(model: Model, tokenizer: Tokenizer) -> Findings:
         message = f"the tokenizer has {ids} ids: {rows - ids} of {rows} rows are never trained."
         other = f", or tokenizer.vocab_size={rows}" if isinstance(tokenizer, BPE) else ""
         yield "model.vocab_size", message, f"model.vocab_size={ids}{other}"
+
+
+@rule("model.mtp_trained", MTP, "objective", "objective.mtp_loss_scaling_factor")
+def mtp_trained(model: Decoder, objective: Objective) -> Findings:
+    """The modules of model.mtp_num_layers are trained by objectives of the next token, with
+    objective.mtp_loss_scaling_factor above 0.
+    """
+    if not model.mtp_num_layers or getattr(objective, "mtp_loss_scaling_factor", 0) > 0:
+        return
+    name = objective.schema_name
+    if isinstance(objective, CrossEntropy):
+        message = "objective.mtp_loss_scaling_factor=0 trains no module for a further token."
+        yield MTP, message, f"objective.mtp_loss_scaling_factor=0.1, or {MTP}=0"
+    else:
+        yield MTP, f"objective={name} trains no module for a further token.", f"{MTP}=0"
+
+
+@rule("model.mtp_block", MTP, "model.mixer", *KINDS, "model.smear")
+def mtp_block(model: Decoder) -> Findings:
+    """The modules of model.mtp_num_layers repeat the last block, which has attention and a
+    feed-forward layer, in a model without ways around layers.
+    """
+    if not model.mtp_num_layers:
+        return
+    last = model.of_kind(model.kind_of(model.n_layers - 1).name)
+    if last.mixer.recurrent or last.feed_forward.absent:
+        message = "the last block has no attention, or no feed-forward layer, to repeat."
+        yield MTP, message, f"{MTP}=0"
+    elif model.has_skips:
+        yield MTP, "the modules would need what goes around the layers.", f"{MTP}=0"

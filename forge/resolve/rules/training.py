@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from forge.config.checkpoint import Checkpoint
 from forge.config.horizon import SCHEDULE, follows, horizon
+from forge.config.metrics import Metrics
 from forge.config.optimizers.schedules import WSD, Constant, Decay
 from forge.config.parallel import Parallel
 from forge.config.precision import Precision
@@ -152,6 +153,13 @@ def pinned(checkpoint: Checkpoint, run: Run) -> Findings:
     """
     if checkpoint.async_mode == "async_with_pinned_mem" and run.device != "cuda":
         yield "checkpoint.async_mode", "checkpoint.async_mode=async"
+
+
+@rule("metrics.internals", "metrics.internals", "train.compile_model")
+def internals_of_modules(metrics: Metrics, train: Train) -> Findings:
+    """metrics.internals reads outputs of layers between modules, and compiled blocks have none."""
+    if metrics.internals and train.compile_model:
+        yield "metrics.internals", "train.compile_model=false, or metrics.internals=0"
 
 
 @rule("profiling.window", "profiling.start_step", "profiling.end_step")

@@ -40,7 +40,11 @@ class Activations(Callback):
             "feed-forward": block.feed_forward,
             "stream": block,
         }
-        self.hooks = [module.register_forward_hook(self._hook(n)) for n, module in places.items()]
+        self.hooks = [
+            module.register_forward_hook(self._hook(name))
+            for name, module in places.items()
+            if module is not None  # a block may be a mixer or a feed-forward layer alone
+        ]
         self.hooks.append(self.model.norm.register_forward_hook(self._logits))
 
     def on_step_start(self, loop: Loop) -> None:

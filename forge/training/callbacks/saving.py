@@ -9,6 +9,7 @@ from forge.config.horizon import is_named
 from forge.config.objectives.base import is_higher_better
 from forge.data.batches.streams import joined
 from forge.optim.train_eval_modes import Modes
+from forge.rundir.checkpoints import CheckpointError, Saved
 from forge.rundir.files import row_sizes
 from forge.rundir.progress import row_files
 from forge.training.callback import Callback
@@ -19,6 +20,7 @@ from forge.training.checkpoints.callback_state import (
     parameter_states,
 )
 from forge.training.checkpoints.checkpoint import Checkpointer, Tensors, prefixed
+from forge.training.checkpoints.local_tier import LocalTier
 
 if TYPE_CHECKING:
     from forge.training.loop import Loop
@@ -33,7 +35,10 @@ class Saving(Callback):
     metrics of an evaluation at the end of the run are added to the last save.
     """
 
-    def __init__(self, session: Session, checkpointer: Checkpointer) -> None:
+    def __init__(
+        self, session: Session, checkpointer: Checkpointer, local: LocalTier | None = None
+    ) -> None:
+        self.local = local
         self.session, self.checkpointer, self.ranks = session, checkpointer, session.ranks
         self.section, self.metric = session.config.checkpoint, session.config.eval.metric
         self.saved_at = 0.0
@@ -69,6 +74,8 @@ class Saving(Callback):
         if reason := self._reason(loop):
             self.save(loop, reason)
             self._announce(loop)
+        elif self.local and loop.state.step % self.section.local_interval == 0:
+            self.save_to_disks(loop, self.local)
 
     def on_end(self, loop: Loop) -> None:
         with loop.ledger.long_span("checkpoint"), loop.paused():
@@ -86,20 +93,7 @@ class Saving(Callback):
 
     def save(self, loop: Loop, reason: str) -> None:
         with loop.ledger.long_span("checkpoint"), loop.paused():
-            plain, tensors = callback_states(loop.callbacks, loop.state.step)
-            meta = {
-                "reason": reason,
-                "metrics": self._metrics(loop),
-                "best_by": self.metric,
-                "higher_is_better": is_higher_better(self.metric),
-                "train": loop.state.state_dict(),
-                "loader": self._place(loop),
-                "seconds": loop.clock.total(),
-                "data": self.session.prepared.identity,
-                "scaler": self.session.scaler.state_dict(),
-                "rows": row_sizes(row_files(loop.run_dir)),
-                "callbacks": plain,
-            }
+            meta, tensors = self._state(loop, reason)
             weights_only = loop.ending and not loop.interrupted and self.section.last == "weights"
             state = {} if weights_only else prefixed("callbacks", tensors)
             with loop.reading():
@@ -117,9 +111,43 @@ class Saving(Callback):
         loop.ledger.saved(loop.state.step)
         self.saved_at, self.time_is_over = time.monotonic(), False
 
+    def save_to_disks(self, loop: Loop, local: LocalTier) -> None:
+        """Save to the disks of the nodes, behind a save that is still being written."""
+        with loop.ledger.long_span("checkpoint"), loop.paused():
+            self.checkpointer.wait()
+            meta, tensors = self._state(loop, "local_interval")
+            extra = prefixed("callbacks", tensors) | parameter_states(loop.callbacks)
+            with loop.reading():
+                local.save(
+                    loop.state.step,
+                    self.checkpointer.tensors_of(loop.model, loop.optimizer, extra),
+                    self.checkpointer.about(loop.state.step, meta),
+                )
+        loop.ledger.saved(loop.state.step)
+
+    def _state(self, loop: Loop, reason: str) -> tuple[dict[str, Any], Tensors]:
+        """The content of meta.json, and the tensors of callbacks."""
+        plain, tensors = callback_states(loop.callbacks, loop.state.step)
+        meta = {
+            "reason": reason,
+            "metrics": self._metrics(loop),
+            "best_by": self.metric,
+            "higher_is_better": is_higher_better(self.metric),
+            "train": loop.state.state_dict(),
+            "loader": self._place(loop),
+            "seconds": loop.clock.total(),
+            "data": self.session.prepared.identity,
+            "scaler": self.session.scaler.state_dict(),
+            "rows": row_sizes(row_files(loop.run_dir)),
+            "callbacks": plain,
+        }
+        return meta, tensors
+
     def requested(self, loop: Loop) -> int:
-        """Whether interval_minutes are over since the last save."""
+        """Whether interval_minutes are over since the last save, or it is written."""
         minutes = self.section.interval_minutes
+        if self.section.continuous and self.checkpointer.is_idle:
+            return 1
         return int(minutes > 0 and time.monotonic() - self.saved_at >= minutes * 60)
 
     def act(self, loop: Loop, number: int) -> None:
@@ -134,7 +162,7 @@ class Saving(Callback):
         if is_named(loop.state.step, self.section.steps, self.section.per_decade):
             return "named step"
         if self.time_is_over:
-            return "interval_minutes"
+            return "continuous" if self.section.continuous else "interval_minutes"
         return "best" if self._is_best(loop) else None
 
     def _changes_soon(self, loop: Loop) -> bool:
@@ -168,9 +196,15 @@ class Saving(Callback):
             loop.call("on_checkpoint", path)
 
 
-def restore(meta: dict[str, Any], tensors: Tensors, loop: Loop) -> None:
+def restore(checkpoint: Saved, tensors: Tensors, loop: Loop) -> None:
+    meta = checkpoint.meta
+    if "OuterStep" in meta["callbacks"] and not loop.config.diloco.enabled:
+        message = "each replica of diloco=on has an optimizer of its own in it"
+        hint = "diloco=on, or checkpoint.init_from for its weights"
+        raise CheckpointError(f"{checkpoint.path}: {message}. Give {hint}")
     loop.state.load_state_dict(meta["train"])
     loop.clock.before = meta["seconds"]
     if meta["scaler"]:
         loop.session.scaler.load_state_dict(meta["scaler"])
     load_states(loop.callbacks, meta["callbacks"], tensors, loop.state.step)
+    loop.call("on_restore", checkpoint.path)

@@ -19,6 +19,7 @@ from forge.rundir.wall_clock import goodput
 from forge.training.tracker import Steps, Tables, Tracker
 
 if TYPE_CHECKING:
+    from forge.config.root import Config
     from forge.training.session import Session
 
 log = logging.getLogger(__name__)
@@ -105,15 +106,7 @@ def build_trackers(
     the whole config, for W&B. more: makers of further trackers, by name.
     """
     makers: dict[str, Callable[[], Tracker]] = {"JSON lines": partial(JsonLines, run_dir)}
-    if section.enable_tensorboard:
-        from forge.training.callbacks.tracker_services import TensorBoard
-
-        folder = run_dir / section.tensorboard_dir
-        makers["TensorBoard"] = lambda: TensorBoard(folder, resumed_at=trackers.resumed_at)
-    if section.enable_wandb:
-        from forge.training.callbacks.tracker_services import WandB
-
-        makers["W&B"] = partial(WandB, section, run_dir, config_dict)
+    makers |= _services(section, run_dir, config_dict, lambda: trackers.resumed_at)
     makers |= more or {}
     if section.enable_console:
         from forge.training.callbacks.console import console_tracker
@@ -123,13 +116,46 @@ def build_trackers(
     return trackers
 
 
+def _services(
+    section: Metrics, run_dir: Path, config_dict: dict[str, Any], resumed_at: Callable[[], int]
+) -> dict[str, Callable[[], Tracker]]:
+    """The makers of the enabled services, by name."""
+    makers: dict[str, Callable[[], Tracker]] = {}
+    if section.enable_tensorboard:
+        from forge.training.callbacks.tracker_services import TensorBoard
+
+        folder = run_dir / section.tensorboard_dir
+        makers["TensorBoard"] = lambda: TensorBoard(folder, resumed_at=resumed_at())
+    if section.enable_wandb:
+        from forge.training.callbacks.tracker_services import WandB
+
+        makers["W&B"] = partial(WandB, section, run_dir, config_dict)
+    return makers
+
+
+NEVER = 1 << 40
+"""A step that no run resumes at: nothing logged before is hidden."""
+
+
+def services_after(config: Config, run_dir: Path) -> Trackers:
+    """The services and the user's trackers of a run, for results that come after its training."""
+    makers = _services(config.metrics, run_dir, to_plain(config), lambda: NEVER)
+    return Trackers(makers | _user_makers(config, run_dir))
+
+
+def _user_makers(config: Config, run_dir: Path) -> dict[str, Callable[[], Tracker]]:
+    """The makers of the user's trackers. Raises ConfigError for an impossible entry."""
+    makers = {}
+    for name, entry in config.trackers.items():
+        path = f"trackers.{name}"
+        makers[path] = bind(entry, path=path, trust=config.run.trust, run_dir=run_dir)
+    return makers
+
+
 def trackers_of(session: Session) -> Trackers:
     """The trackers of a run, on its main rank. Raises ConfigError for an impossible entry."""
     config, run_dir = session.config, session.run_dir
-    user_makers = {}
-    for name, entry in config.trackers.items():
-        path = f"trackers.{name}"
-        user_makers[path] = bind(entry, path=path, trust=config.run.trust, run_dir=run_dir)
+    user_makers = _user_makers(config, run_dir)
     if not session.ranks.main:
         return Trackers()
     return build_trackers(

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,14 @@ Tensors = dict[str, Tensor]
 PARTIAL, REMOVED, UNDONE = "partial", "removed", "undone"
 
 
+class Apart(Protocol):
+    """Replicas with weights of their own, see `forge.training.callbacks.diloco`."""
+
+    def saved_weights(self, weights: Tensors) -> Tensors: ...
+
+    def saved_state(self, optimizer: torch.optim.Optimizer) -> Tensors: ...
+
+
 class Checkpointer:
     """Saves the checkpoints of one run, and removes surplus checkpoints.
 
@@ -47,7 +55,8 @@ class Checkpointer:
     written as `.step_N.partial`.
 
     base: of a run with an adapter, see `adapter_base`; then only trained tensors are saved. passed:
-    checkpoints passed over at the start. before_commit: called with the partial directory once all
+    checkpoints passed over at the start. apart: of replicas with weights of their own.
+    before_commit: called with the partial directory once all
     but meta.json is written; for tests of a kill's remains.
     """
 
@@ -64,6 +73,7 @@ class Checkpointer:
         self.base: dict[str, Any] | None = None
         self.passed = checkpoints.PassedOver()
         self.before_commit: list[Callable[[Path], None]] = []
+        self.apart: Apart | None = None
         self._thread = pool(1, name="checkpoint")
         self._staging: Staging | None = None
         self._copies: Copies | None = None
@@ -74,7 +84,7 @@ class Checkpointer:
         """Begin to pin memory for the first save, while training goes on."""
         if self._staging is None:
             self._staging = Staging(pinned=True)
-            self._staging.reserve(self._saved(model, optimizer, extra).values())
+            self._staging.reserve(self.tensors_of(model, optimizer, extra).values())
 
     def save(
         self,
@@ -95,9 +105,9 @@ class Checkpointer:
         if isinstance(optimizer, Offloaded):
             optimizer.settle()
         target, scratch = self.folder / f"step_{step}", self.folder / f".step_{step}.{PARTIAL}"
-        tensors = self._saved(model, None if weights_only else optimizer, extra)
+        tensors = self.tensors_of(model, None if weights_only else optimizer, extra)
         tensors = {name: _readable_by_threads(tensor) for name, tensor in tensors.items()}
-        about = self._about(step, meta, weights_only=weights_only)
+        about = self.about(step, meta, weights_only=weights_only)
         fault = self._prepare(scratch, _disk_bytes(tensors)) if self.ranks.main else None
         # A fault of the main rank is raised by all ranks, since writing is a collective.
         fault = self.ranks.from_main(fault)
@@ -113,14 +123,18 @@ class Checkpointer:
         write = self._thread.submit(self._write, tensors, scratch, target, about, self._copies)
         self._pending.append(write)
 
-    def _saved(
+    def tensors_of(
         self, model: nn.Module, optimizer: torch.optim.Optimizer | None, extra: Tensors
     ) -> dict[str, Tensor]:
         """The tensors of a checkpoint; optimizer: None = weights alone."""
         # The frozen weights below an adapter are referenced by `base`, not saved.
         weights = exact_state(model) if self.base is None else trained_state(model)
+        if self.apart is not None:
+            weights = self.apart.saved_weights(weights)
         tensors = prefixed("model", weights)
-        if optimizer is not None:
+        if optimizer is not None and self.apart is not None:
+            tensors |= self.apart.saved_state(optimizer)
+        elif optimizer is not None:
             tensors |= prefixed("optimizer", optimizer_tensors(model, optimizer))
         return tensors | extra
 
@@ -136,10 +150,13 @@ class Checkpointer:
         tensors = prefixed("model", like)
         if fault := self._prepare(scratch, _disk_bytes(tensors)):
             raise self._failed(target, scratch, fault) from fault
-        about = self._about(step, meta, weights_only=True)
+        about = self.about(step, meta, weights_only=True)
         self._write(tensors, scratch, target, about, values=values)
 
-    def _about(self, step: int, meta: dict[str, Any], *, weights_only: bool) -> dict[str, Any]:
+    def about(
+        self, step: int, meta: dict[str, Any], *, weights_only: bool = False
+    ) -> dict[str, Any]:
+        """The content of meta.json but for the files."""
         return {
             "format": FORMAT,
             "step": step,
@@ -166,9 +183,14 @@ class Checkpointer:
         while self._pending:
             self._pending.pop(0).result()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no save is being written."""
+        return all(save.done() for save in self._pending)
+
     def committed(self) -> list[Path]:
         """The checkpoints committed since the last call. Raises failures."""
-        if all(save.done() for save in self._pending):
+        if self.is_idle:
             self.wait()
         done, self._committed = self._committed, []
         return done
@@ -259,11 +281,15 @@ class Checkpointer:
             if free < needed:
                 message = f"it needs {byte_size(needed)}, and {byte_size(free)} are free"
                 raise OSError(errno.ENOSPC, message)
-            saved_config.save_config(self.config, scratch / CONFIG)
-            self.tokenizer.save(scratch / TOKENIZER)
+            self.write_small_files(scratch)
         except OSError as error:
             return error
         return None
+
+    def write_small_files(self, scratch: Path) -> None:
+        """Write the config and the tokenizer. Raises OSError."""
+        saved_config.save_config(self.config, scratch / CONFIG)
+        self.tokenizer.save(scratch / TOKENIZER)
 
     def _commit(self, scratch: Path, target: Path, about: dict[str, Any]) -> None:
         for hook in self.before_commit:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from omegaconf import MISSING
 
@@ -17,9 +18,11 @@ class FeedForward(Section):
     """What each token passes by itself. The target is built with the section of its layer, in which
     this one is `feed_forward`, and called with hidden states.
 
-    layer: that section, in each of the methods.
+    absent: whether the block has no such layer, and no experts in its place. layer: that section,
+    in each of the methods.
     """
 
+    absent: ClassVar[bool] = False
     _target_: str = MISSING
 
     def tensors(self, layer: LayerShape) -> Iterator[TensorSpec]:

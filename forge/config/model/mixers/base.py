@@ -19,6 +19,11 @@ OF_HEADS = (
     *("attention_output_gate", "temperature_tuning", "fused_qkv"),
 )
 """Options of multi-head attention alone."""
+OF_SCORES = (
+    *("sliding_window_size", "chunk_attn_window_size", "attn_logits_soft_cap", "query_scale"),
+    "sdpa_backend",
+)
+"""Options of the scores of tokens, which a recurrent mixer has none of."""
 
 
 @section
@@ -31,13 +36,14 @@ class Mixer(Section):
     clips_qk: whether its target has `of_heads`, which QK-Clip scales. recurrent: whether it reads
     tokens in their order into a state: it has no keys that other tokens could read, and where
     documents share a row it is given the places of tokens in them instead of scores.
-    layer: that section, in each of the methods.
+    absent: whether the block has no mixer at all. layer: that section, in each of the methods.
     """
 
     unread: ClassVar[tuple[str, ...]] = ()
     reads_documents: ClassVar[bool] = False
     clips_qk: ClassVar[bool] = False
     recurrent: ClassVar[bool] = False
+    absent: ClassVar[bool] = False
     _target_: str = MISSING
 
     def tensors(self, layer: LayerShape) -> Iterator[TensorSpec]:

@@ -9,7 +9,7 @@ from typing import Any
 from forge.config.field import opt, section
 from forge.config.model.activations import FP32, Kept, Numbers
 from forge.config.model.layer import LayerShape
-from forge.config.model.mixers.base import OF_HEADS, Mixer
+from forge.config.model.mixers.base import OF_HEADS, OF_SCORES, Mixer
 from forge.config.model.tensors import BIAS, NORM, LogUniform, TensorSpec, linear, norm
 from forge.config.rule import Findings, nearest_divisor, rule
 
@@ -28,11 +28,7 @@ class GatedDeltaNet(Mixer):
     schema_name = "gated_delta_net"
     reads_documents = True
     recurrent = True
-    unread = (
-        *OF_HEADS,
-        *("sliding_window_size", "chunk_attn_window_size", "attn_logits_soft_cap", "query_scale"),
-        "sdpa_backend",
-    )
+    unread = (*OF_HEADS, *OF_SCORES)
     _target_: str = "forge.models.gated_delta_net.GatedDeltaNet"
     gdn_conv_kernel_dim: int = opt(
         4,

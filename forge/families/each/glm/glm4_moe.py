@@ -16,7 +16,7 @@ from forge.families.common import (
     sizes,
     write_sizes,
 )
-from forge.families.each.deepseek_v3 import EXPERTS, SHARED, beyond_last
+from forge.families.each.deepseek_v3 import EXPERTS, FURTHER, SHARED, beyond_last, further_layers
 from forge.families.each.dots1 import BIAS, routing, write_routing
 from forge.families.family import Family
 from forge.families.keys import Keys
@@ -30,11 +30,12 @@ class Glm4Moe(Family):
     absent |= {"n_routed_experts": 128, "num_experts_per_tok": 8, "n_shared_experts": 1}
     absent |= {"moe_intermediate_size": 1408, "first_k_dense_replace": 1}
     outside = OUTSIDE
+    further = FURTHER
     block = ATTENTION | QK_NORM | MLP | NORMS | SHARED | EXPERTS | BIAS
 
     def options(self, keys: Keys) -> dict[str, Any]:
         options = sizes(keys, eps=1e-5) | activation(keys, default="silu") | rope.read_rope(keys)
-        keys.inert("num_nextn_predict_layers", "num_mtp_layers")
+        options["mtp_num_layers"] = further_layers(keys)
         biases = bool(keys.take("attention_bias", default=False))
         options |= {f"{letter}_bias": biases for letter in "qkv"}
         options["qk_norm"] = bool(keys.take("use_qk_norm", default=False))
@@ -43,9 +44,12 @@ class Glm4Moe(Family):
     def content(self, section: Decoder) -> dict[str, Any]:
         config = write_sizes(section) | rope.write_rope(section) | write_routing(section)
         config["partial_rotary_factor"] = section.partial_rotary_factor
-        config |= {"use_qk_norm": section.qk_norm, "num_nextn_predict_layers": 0}
+        config |= {
+            "use_qk_norm": section.qk_norm,
+            "num_nextn_predict_layers": section.mtp_num_layers,
+        }
         return config | {"attention_bias": section.attention_biases["q"]}
 
     def ignored(self, name: str, section: Decoder) -> bool:
-        """Ignore also layers behind the last, trained to predict further tokens."""
+        """Ignore also copies in the layers that predict further tokens, and left-out layers."""
         return beyond_last(name, section) or super().ignored(name, section)

@@ -1,0 +1,1 @@
+"""Token mixers of hybrid models: Mamba-2 and gated short convolutions."""

@@ -1,0 +1,50 @@
+"""Causal convolutions of channels over the last few tokens of a document."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def wide(x: Tensor) -> Tensor:
+    """Convert to fp32, or keep a wider format."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def causal_conv(
+    x: Tensor,
+    weight: Tensor,
+    before: Tensor | None,
+    places: Tensor | None,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Convolve each channel causally; at least in fp32.
+
+    x: [batch, seq, channels]. weight: [channels, taps], the last tap for the present token. before:
+    the taps - 1 tokens before x, None = zeros. places: [batch, seq], positions of tokens in their
+    documents; None = a single document. bias: [channels]. Returns as x, and the last taps - 1
+    tokens.
+    """
+    back, seq = weight.shape[1] - 1, x.shape[1]
+    read = F.pad(x, (0, 0, back, 0)) if before is None else torch.cat((before, x), 1)
+    inputs, taps = wide(read), wide(weight)
+    output = inputs[:, back:] * taps[:, back]
+    for tap in range(back):
+        part = inputs[:, tap : tap + seq] * taps[:, tap]
+        if places is not None:
+            part = part.where((places >= back - tap).unsqueeze(-1), 0)
+        output = output + part
+    return output if bias is None else output + wide(bias), read[:, seq:]
+
+
+def short_conv(
+    x: Tensor,
+    weight: Tensor,
+    before: Tensor | None,
+    places: Tensor | None,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Apply `causal_conv`, then SiLU; arguments and results as there."""
+    output, tail = causal_conv(x, weight, before, places, bias)
+    return F.silu(output), tail

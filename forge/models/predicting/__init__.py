@@ -1,0 +1,1 @@
+"""Predictions of tokens further ahead than the next."""

@@ -36,13 +36,8 @@ class Options(NamedTuple):
 def update_weight(
     options: Options, weight: Tensor, *others: Any, rate: float, decay: float
 ) -> None:
-<<<<<<< HEAD
     """Update in place, see `_update`. On CUDA it is a single kernel that reads and writes each
     value once: compiled, or of `forge.optim.low_bit_kernel` with moments of 8 or 4 bits.
-=======
-    """Update in place, see `_update`. On CUDA a single kernel reads and writes each value
-    once: compiled, or of `forge.optim.low_bit_kernel` with moments of 8 or 4 bits.
->>>>>>> main
     """
     if not weight.is_cuda:
         act: Any = _update

@@ -130,7 +130,7 @@ def tasks(config: Config, eval: Eval) -> Findings:
             options = {key: value for key, value in entry.items() if key not in OF_TEXTS}
             for finding in entry_faults(config.data, "eval.tasks", name, options):
                 key = finding[0] if name in eval.tasks else f"eval.data={eval.data}"
-                yield (key, *finding[1:])
+                yield (key, *finding[1:]) if len(finding) == 3 else (key, finding[1])
         else:
             yield from faults(name, entry, trust=config.run.trust)
 

@@ -171,7 +171,7 @@ class Activations:
         storages = [places for _, places in self.places(stage)]
         return bool(storages) and storages[-1] is not None and not set(storages[-1]) - {INPUT}
 
-    def of_adapters(self, stage: Stage) -> float:
+    def of_adapter_products(self, stage: Stage) -> float:
         """Bytes of products beside adapted matrices in the backward pass of a compiled block."""
         if not self.config.train.compile_model:
             return 0.0

@@ -264,7 +264,7 @@ class _OfRank:
         """Bytes of tensors that live within the backward pass of a block alone."""
         again = self.activations.recomputes_last(self.stage)
         share = OF_BLOCK_AGAIN if again else OF_BLOCK
-        return round(share * self._block() + self.activations.of_adapters(self.stage))
+        return round(share * self._block() + self.activations.of_adapter_products(self.stage))
 
     def _trained(self) -> Share:
         if param_groups.some_frozen(self.config):

@@ -45,7 +45,8 @@ def updated(by_kernel: bool, kind: str, dtype: torch.dtype, shape: tuple[int, ..
         if bad:
             parameter.grad.flatten()[7] = torch.nan
         first, second, quantize = optimizer.moments(parameter)
-        noise = (*rng_keys(f"{step}").unbind(), _index_summands(parameter)) if in_16_bits else None
+        key_1, key_2 = rng_keys(f"{step}").unbind()
+        noise = (key_1, key_2, _index_summands(parameter)) if in_16_bits else None
         options = Options(BETAS, EPS, cautious=step == 3, quantize=quantize)
         state = (rounded, parameter.grad, first, second, torch.tensor(float(step)))
         others = (*state, torch.tensor(0.5), torch.tensor(bad), noise)

@@ -58,8 +58,9 @@ FORGE = {
         "forge.objectives.sft.SFT",
         *(
             f"forge.objectives.{name.lower()}.{name}"
-            for name in ("DPO", "ORPO", "SimPO", "CPO", "KTO", "GRPO")
+            for name in ("DPO", "ORPO", "SimPO", "CPO", "KTO", "GRPO", "Distill")
         ),
+        "forge.objectives.reward_model.RewardModel",
     },
     "optimizer": set(OPTIMIZERS),
     "scheduler": {
@@ -84,7 +85,11 @@ FORGE = {
             "sparsity": "Sparsity",
             "spikes": "Spikes",
             "stragglers": "Stragglers",
-            "stopping": "Agreement BadSteps EarlyStopping HealthCheck StopVote TimeLimit",
+            "activations": "Activations",
+            "every_step": "Agreement BadSteps",
+            "reference_average": "ReferenceAverage",
+            "rollout_tables": "RolloutTables",
+            "stopping": "EarlyStopping HealthCheck StopVote TimeLimit",
             "tasks": "Tasks",
             "weight_average": "WeightAverage",
         }.items()

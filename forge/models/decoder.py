@@ -28,6 +28,7 @@ from forge.models.dropout import Drawing, Jitter, Noise, StreamDropout
 from forge.models.head import Head, OutputHead, weight_of
 from forge.models.init import TableValues
 from forge.models.mixin import mix_in
+from forge.models.mixers.indexer import number_of_losses
 from forge.models.moe import MoE
 from forge.models.norm import NORMS, make_norm
 from forge.models.positions import Positions, Sinusoids
@@ -136,7 +137,7 @@ class Decoder(TableValues, nn.Module):
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
-        if section.is_moe:
+        if section.is_moe or number_of_losses(section):
             mix_in(self, Balanced)
         self.section = section
         self.table = {tensor.name: tensor for tensor in section.tensors()}

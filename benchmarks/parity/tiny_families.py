@@ -77,7 +77,8 @@ DENSE_3_5 = {k: v for k, v in QWEN3_5.items() if k not in SHARED}
 DENSE_3_5 |= {"layer_types": ["linear_attention", "full_attention"] * 2}
 MINIMAX: dict[str, Any] = HALF | {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3}
 INDEXING = ".indexer."
-INDEXER = {"index_topk": 6, "index_head_dim": 16, "index_n_heads": 8}
+# Where ReLU stops all heads scores are equal, and transformers chooses any of those keys.
+INDEXER = {"index_topk": 6, "index_head_dim": 16, "index_n_heads": 16}
 MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_state": 12, "mamba_n_groups": 2}
 MAMBA |= {"mamba_chunk_size": 7, "mamba_d_head": 8}
 LAYERS = {"layer_types": ["linear_attention", "full_attention"] * 2}

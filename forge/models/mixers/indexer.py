@@ -91,9 +91,8 @@ class Indexer(nn.Module):
         """
         loss, *gradients = self._loss(index, seen, target)
         loss = _WithGradients.apply(loss, *index, *gradients)
-        counts = self.record.counts
-        factor = self.section.indexer_loss_scaling_factor
-        return self.record.attach(y, loss * factor, counts, loss.detach()[None])
+        factor, none = self.section.indexer_loss_scaling_factor, loss.new_empty(0)
+        return self.record.attach(y, loss * factor, none.long(), loss.detach()[None])
 
     @torch.no_grad()
     def _loss(self, index: Index, seen: Tensor | None, target: Target) -> tuple[Tensor, ...]:

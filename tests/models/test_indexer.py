@@ -8,6 +8,7 @@ import pytest
 import torch
 from test_transformers_parity import randomise
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.mixers.mla import MLA as MLAConfig
@@ -174,3 +175,15 @@ def test_an_indexer_rotates_its_pairs(of_indexer: bool, of_model: bool) -> None:
     expected = rotate(x, RotaryTable(own)(0, SEQ), adjacent=of_indexer)
     assert torch.equal(found, expected)
     assert not torch.equal(found, x)
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["warm-up", "sparse"])
+@pytest.mark.parametrize("factor", [0.0, 0.5])
+def test_flops_are_those_counted(factor: float, sparse: bool) -> None:
+    """But that a mask does not spare the products of the other keys."""
+    own = section(sparse=sparse, factor=factor)
+    own.sdpa_backend = "math"
+    with FlopCounterMode(display=False) as counter:
+        Decoder(own)(tokens()).sum().backward()
+    spared = own.n_layers * 6 * own.n_heads * (18 + 6) * (SEQ - 6) if sparse else 0
+    assert counter.get_total_flops() == tokens().numel() * (own.flops_per_token(SEQ) + spared)

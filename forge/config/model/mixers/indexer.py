@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from forge.config.field import Condition, Section, opt, section
+from forge.config.model.activations import FP32, Numbers
 from forge.config.model.layer import LayerShape
 from forge.config.model.tensors import TensorSpec, linear, norm
 
@@ -78,13 +79,30 @@ class Indexed(Section):
         yield from norm("indexer.key_norm", width, part=part, bias=True)
         yield from linear("indexer.weights", heads, dim, part=part)
 
-    def indexer_flops(self, layer: LayerShape, seq_len: int, of_scores: int) -> int:
-        """Return the training FLOPs a token of scores and of the loss.
-
-        of_scores: width of the attention's queries of all heads, whose scores are the target.
+    def indexer_kept(self, numbers: Numbers) -> int:
+        """Return the bytes of a token kept until the backward pass: the mask of its choice, what
+        the norm of keys reads, and gradients by queries, keys and weights.
         """
-        scores = 2 * self.indexer_n_heads * self.indexer_head_dim * layer.seen(seq_len)
-        total = scores if self.chooses else 0
-        if self.learns_to_choose:  # scores, their two gradients, and the target
-            total += 3 * scores + 2 * of_scores * layer.seen(seq_len)
-        return total
+        mask = numbers.width * numbers.seq_len if self.chooses else 0
+        if not self.learns_to_choose:
+            return mask
+        heads, width = self.indexer_n_heads, self.indexer_head_dim
+        return mask + numbers.width * width + FP32 * (heads * width + width + heads)
+
+    def indexer_flops(self, layer: LayerShape, seq_len: int, latent: int, of_scores: int) -> int:
+        """Return the training FLOPs a token of scores and of the loss, less those that its matrices
+        do not have: their inputs get no gradient.
+
+        latent: width of the latent of queries. of_scores: width of the attention's queries of all
+        heads, whose scores are the target.
+        """
+        if not self.use_indexer:
+            return 0
+        heads, width, seen = self.indexer_n_heads, self.indexer_head_dim, layer.seen(seq_len)
+        values = latent * heads * width + layer.dim * (heads + width)
+        total = 2 * heads * (width + 1) * seen if self.chooses else 0
+        if not self.learns_to_choose:
+            return total - 4 * values
+        # Scores, their gradients by queries, keys and weights, and the target.
+        of_loss = 2 * heads * (3 * width + 2) * seen + 2 * of_scores * seen
+        return total + of_loss - 2 * values

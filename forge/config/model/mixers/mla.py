@@ -75,7 +75,8 @@ class MLA(Indexed, Mixer):
         FLOPs of an indexer.
         """
         heads, read = layer.n_heads, self.read_keys(layer, seq_len)
-        of_indexer = self.indexer_flops(layer, seq_len, heads * self.qk_head_dim)
+        of_scores = heads * self.qk_head_dim
+        of_indexer = self.indexer_flops(layer, seq_len, self.q_lora_rank, of_scores)
         return 6 * heads * (self.qk_head_dim + self.v_head_dim) * read + of_indexer
 
     def kept(self, layer: LayerShape, numbers: Numbers) -> Kept | None:
@@ -86,6 +87,7 @@ class MLA(Indexed, Mixer):
         key_value_width = self.qk_nope_head_dim + v
         latents = 2 * (self.q_lora_rank + self.kv_lora_rank)  # before and after their norms
         read = latents + heads * (2 * qk + key_value_width + v)
+        of_indexer = self.indexer_kept(numbers) if self.use_indexer else 0
         dim, latent = layer.dim, self.q_lora_rank
         tensors = {"query_wa_proj": numbers.product(latent, dim, 1)} if latent else {}
         tensors |= {
@@ -95,4 +97,4 @@ class MLA(Indexed, Mixer):
             "context": Named(bytes=width * heads * v, flops=self.flops(layer, numbers.seq_len) / 3),
             "out_proj": numbers.to_stream(dim, layer.n_heads * v),
         }
-        return Kept(all=width * read, named=tensors)
+        return Kept(all=width * read + of_indexer, named=tensors)

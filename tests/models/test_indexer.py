@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from test_transformers_parity import randomise
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -187,3 +188,50 @@ def test_flops_are_those_counted(factor: float, sparse: bool) -> None:
         Decoder(own)(tokens()).sum().backward()
     spared = own.n_layers * 6 * own.n_heads * (18 + 6) * (SEQ - 6) if sparse else 0
     assert counter.get_total_flops() == tokens().numel() * (own.flops_per_token(SEQ) + spared)
+
+
+def repeated(rows: int, generator: torch.Generator) -> Tensor:
+    """Texts whose second half is their first half again."""
+    half = torch.randint(VOCAB, (rows, SEQ // 2), generator=generator)
+    return torch.cat((half, half), 1)
+
+
+def loss_of(model: Decoder, text: Tensor) -> Tensor:
+    """Of the repeated half, which is known from the tokens that are attended to."""
+    logits = model(text)[:, SEQ // 2 - 1 : -1]
+    return F.cross_entropy(logits.flatten(0, 1), text[:, SEQ // 2 :].flatten())
+
+
+@pytest.mark.nightly
+def test_a_taught_indexer_chooses_better_than_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the two stages of the paper's recipe: a dense model, then its indexer alone."""
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    dense = Decoder(section(sparse=False, factor=1.0))
+    model_parts = dict(dense.named_parameters())
+    of_indexer = [p for name, p in model_parts.items() if ".indexer." in name]
+    others = [p for name, p in model_parts.items() if ".indexer." not in name]
+    for parameters, steps, scale in ((others, 600, 0.0), (of_indexer, 300, 1 / (32 * SEQ))):
+        optimizer = torch.optim.AdamW(parameters, lr=3e-3, weight_decay=0.0)
+        losses = []
+        for _ in range(steps):
+            dense.begin_step(scale)  # type: ignore[operator]
+            loss_of(dense, repeated(32, generator)).backward()
+            sums = dense.end_of_step(0.0, skipped=torch.tensor(False), total=lambda x: x).sums  # type: ignore[operator]
+            losses.append(float(sums["indexer_loss"]) / (32 * SEQ))
+            optimizer.step()
+            dense.zero_grad()
+    assert losses[-1] < losses[0] / 3
+    text = repeated(256, generator)
+    sparse = Decoder(section())
+    sparse.load_state_dict(dense.state_dict())
+
+    def by_chance(values: Tensor, visible: Tensor, topk: int) -> Tensor:
+        return chosen(torch.rand(values.shape, generator=generator), visible, topk)
+
+    with torch.no_grad():
+        of_all, of_chosen = float(loss_of(dense, text)), float(loss_of(sparse, text))
+        monkeypatch.setattr(module, "chosen", by_chance)
+        of_chance = float(loss_of(sparse, text))
+    assert of_all < 0.5
+    assert of_chosen - of_all < (of_chance - of_all) / 4

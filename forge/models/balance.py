@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.models.contract import StepReport
-from forge.models.mixers.indexer import Indexing
+from forge.models.mixers.indexer import Indexing, number_of_losses
 from forge.models.moe import MoE
 from forge.models.routing_record import SUMS
 from forge.tensors.wide import widest
@@ -44,6 +44,11 @@ class Balanced:
         of_experts = self.balance.end_of_step(done, skipped=skipped, total=total)
         of_indexers = self.indexing.end_of_step(device=skipped.device, total=total)
         return StepReport(of_experts.sums | of_indexers.sums, of_experts.means)
+
+
+def has_steps(section: DecoderConfig) -> bool:
+    """Whether a model of this section is to be `Balanced`."""
+    return section.is_moe or number_of_losses(section) > 0
 
 
 class Balance:

@@ -1,4 +1,4 @@
-"""The indexer of latent attention: its loss by autograd of the formula, and its choice by a loop."""
+"""The indexer of latent attention: its loss by autograd of the formula, its choice by a loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.mixers.mla import MLA as MLAConfig
 from forge.models.decoder import Decoder
 from forge.models.mixers import indexer as module
-from forge.models.mixers.indexer import Indexer, chosen, scores
+from forge.models.mixers.indexer import Indexer, best_keys, index_scores
 from forge.models.rope import RotaryTable, rotate
 
 WIDTHS = {"q_lora_rank": 12, "kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8}
@@ -67,7 +67,7 @@ def losses_by_autograd(
     visible = visible_in(numbers)
 
     def learn(self: Indexer, y: Tensor, index: Any, seen: Any, target: Any) -> Tensor:
-        values = scores(index, index.keys)[0]
+        values = index_scores(index, index.keys)[0]
         mask = picked(values.detach(), visible, 6) if sparse else visible
         logits = target.queries @ target.keys.mT * target.scale
         p = logits.masked_fill(~mask[:, None], -torch.inf).softmax(-1).sum(1)
@@ -102,7 +102,8 @@ def test_the_loss_and_its_gradient_are_those_of_the_formula(
     for (name, parameter), gradient in zip(named.items(), expected, strict=True):
         if name == "output.weight":
             continue
-        assert parameter.grad is not None and gradient is not None, name
+        assert parameter.grad is not None, name
+        assert gradient is not None, name
         assert gradient.norm() > 1e-6, name
         assert (parameter.grad - gradient).norm() <= 1e-10 * gradient.norm(), name
     report = model.end_of_step(0.0, skipped=torch.tensor(False), total=lambda x: x)  # type: ignore[operator]
@@ -147,7 +148,7 @@ def test_exactly_the_best_keys_are_chosen(topk: int, numbers: Tensor | None) -> 
     """Of equal scores, of which there are many, the earlier keys."""
     values = torch.randint(-2, 3, (2, SEQ, SEQ), generator=torch.Generator().manual_seed(1)).float()
     visible = visible_in(numbers)
-    mask = chosen(values, visible, topk)
+    mask = best_keys(values, visible, topk)
     assert torch.equal(mask, picked(values, visible, topk))
     assert torch.equal(mask.sum(-1), visible.sum(-1).clamp(max=topk))
 
@@ -227,11 +228,11 @@ def test_a_taught_indexer_chooses_better_than_chance(monkeypatch: pytest.MonkeyP
     sparse.load_state_dict(dense.state_dict())
 
     def by_chance(values: Tensor, visible: Tensor, topk: int) -> Tensor:
-        return chosen(torch.rand(values.shape, generator=generator), visible, topk)
+        return best_keys(torch.rand(values.shape, generator=generator), visible, topk)
 
     with torch.no_grad():
         of_all, of_chosen = float(loss_of(dense, text)), float(loss_of(sparse, text))
-        monkeypatch.setattr(module, "chosen", by_chance)
+        monkeypatch.setattr(module, "best_keys", by_chance)
         of_chance = float(loss_of(sparse, text))
     assert of_all < 0.5
     assert of_chosen - of_all < (of_chance - of_all) / 4

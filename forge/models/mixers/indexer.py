@@ -15,6 +15,7 @@ from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.mixers.indexer import Indexed, indexed
 from forge.models.contract import StepReport
 from forge.models.documents import as_scores
+from forge.models.mixers.causal_conv import wide
 from forge.models.norm import LayerNorm
 from forge.models.rope import Rotation, rotate
 from forge.models.routing_record import RoutingRecord
@@ -39,8 +40,7 @@ class Indexer(nn.Module):
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
-        mixer: Any = section.mixer
-        assert isinstance(mixer, Indexed)
+        mixer: Any = section.mixer  # its options of an indexer, and its latent of queries
         self.section, heads, width = mixer, mixer.indexer_n_heads, mixer.indexer_head_dim
         self.adjacent, self.tables_of_pairs = mixer.indexer_rope_interleave, section.rope_interleave
         self.queries = nn.Linear(mixer.q_lora_rank, heads * width, bias=False)
@@ -80,7 +80,7 @@ class Indexer(nn.Module):
         seen: the keys to choose among, as of `forge.models.sdpa.causal_attention`.
         """
         rows = [
-            chosen(scores(part, index.keys)[0], visible, self.section.indexer_topk)
+            best_keys(index_scores(part, index.keys)[0], visible, self.section.indexer_topk)
             for part, visible in self._parts(index, seen, index.queries.shape[2])
         ]
         return as_scores(torch.cat(rows, 1).unsqueeze(1), dtype)
@@ -108,7 +108,7 @@ class Indexer(nn.Module):
             rows = slice(first, first := first + part.queries.shape[1])
             p = self.over_heads(target.shares(rows, visible))
             p = p / p.sum(-1, keepdim=True)
-            total, dots = scores(part, index.keys)
+            total, dots = index_scores(part, index.keys)
             log_q = total.masked_fill(~visible, -torch.inf).log_softmax(-1)
             loss += torch.where(visible, torch.xlogy(p, p) - p * log_q, 0).sum()
             slope = log_q.exp() - p  # of the loss by the scores: p sums to 1
@@ -180,12 +180,7 @@ class _WithGradients(torch.autograd.Function):
         return (None, *((grad * made).to(form) for made, form in pairs), None, None, None)
 
 
-def wide(x: Tensor) -> Tensor:
-    """x in fp32, or in a wider format that it has."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def scores(part: Index, keys: Tensor) -> tuple[Tensor, Tensor]:
+def index_scores(part: Index, keys: Tensor) -> tuple[Tensor, Tensor]:
     """Scores of all keys for some queries, [batch, queries, keys], and the products of each head,
     [batch, queries, heads, keys], in fp32.
     """
@@ -194,7 +189,7 @@ def scores(part: Index, keys: Tensor) -> tuple[Tensor, Tensor]:
         return (part.weights.unsqueeze(-2) @ dots.relu()).squeeze(-2), dots
 
 
-def chosen(scores: Tensor, visible: Tensor, topk: int) -> Tensor:
+def best_keys(scores: Tensor, visible: Tensor, topk: int) -> Tensor:
     """Whether a key is among the `topk` visible ones of the highest scores of its query, of equal
     ones the earlier: bool [batch, queries, keys].
     """

@@ -20,6 +20,7 @@ from bf16_cases import (  # noqa: E402  # pyright: ignore[reportMissingImports]
     BF16_CASES,
     InBf16,
 )
+from hybrid_cases import HYBRID_CASES  # noqa: E402  # pyright: ignore[reportMissingImports]
 from parity_cases import (  # noqa: E402  # pyright: ignore[reportMissingImports]
     ADAPTER_CASES,
     CASES,
@@ -118,7 +119,8 @@ def main() -> int:
         " weights | equal |"
     )
     equal = True
-    parts = {"Dense models": CASES, "Adapters": ADAPTER_CASES, "Mixtures of experts": MOE_CASES}
+    parts = {"Dense models": CASES, "Hybrids and further tokens": HYBRID_CASES}
+    parts |= {"Adapters": ADAPTER_CASES, "Mixtures of experts": MOE_CASES}
     for title, cases in parts.items():
         print(f"\n## {title}\n")
         if cases is MOE_CASES:

@@ -138,6 +138,8 @@ model.fused_qkv | fused_qkv | the matrices stay apart in checkpoints
 model.q_bias | attention_bias | with model.k_bias and model.v_bias; model.o_bias is apart
 model.fused_gate_up | fused_mlp | the matrices stay apart in checkpoints
 model.v_norm_with_scale | v_norm_with_scale | with model.v_norm=true
+model.mtp_num_layers | mtp_num_layers | from the state behind the final norm, as in published weights
+objective.mtp_loss_scaling_factor | mtp_loss_scaling_factor | divided by the targets of the next token
 model.final_logits_soft_cap | final_logits_soft_cap | 0 = no cap
 model.sdpa_backend | attention | kernels of scaled dot-product attention
 model.sliding_window_size | attention_type | with model.chunk_attn_window_size; MLA is a mixer

@@ -73,7 +73,9 @@ class Recompute(Section):
     kv_wa_proj: str = _tensor("latents that keys and values are made of, with the shared key")
     mla_q: str = _tensor("queries of latent attention")
     mla_kv: str = _tensor("keys and values of latent attention")
-    gdn_gates: str = _tensor("output gates, decays and steps of a gated delta net")
+    gdn_gates: str = _tensor(
+        "output gates, decays and steps of a gated delta net or a Mamba-2 layer"
+    )
     context: str = _tensor("what the attention kernel gives, with its log-sum-exp")
     attention_out: str = _tensor("the same tensor, by the name of what enters the output matrix")
     out_proj: str = _tensor("what attention gives to the residual stream")

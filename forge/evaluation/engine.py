@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from forge.evaluation.requests import Reading, Request, Round, readings, rounds
-from forge.evaluation.trees import joined
+from forge.evaluation.trees import joined_by_beginning
 from forge.models.head import Head, head_of
 from forge.models.reading_mode import evaluating
 from forge.models.token_distribution import NOT_FINITE
@@ -100,7 +100,7 @@ class Engine:
         texts = readings(requests)
         if not self.shares_beginnings:
             return texts
-        return joined(texts, min(self.longest, self.batch_tokens))
+        return joined_by_beginning(texts, min(self.longest, self.batch_tokens))
 
     def _round(self, planned: Round, requests: Sequence[Request]) -> Iterator[tuple[int, Score]]:
         """Read the rows of a round, and yield the requests finished in it."""

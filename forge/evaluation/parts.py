@@ -14,7 +14,8 @@ from forge.models.reading_mode import evaluating
 from forge.parallel.fsdp import held_gathered
 from forge.parallel.ranks import Ranks
 
-Row, Text = TypeVar("Row"), TypeVar("Text")
+Row = TypeVar("Row")
+Text = TypeVar("Text")
 Agree = Callable[[Tensor], Tensor]
 
 

@@ -57,7 +57,9 @@ class Tree:
         self.ends += [0] * len(new)
         self.longest = max(self.longest, len(reading.tokens))
         self.reading.requests += reading.requests
-        self.reading.targets += [(self.path[at], *target) for at, *target in reading.targets]
+        self.reading.targets += [
+            (self.path[at], target, index) for at, target, index in reading.targets
+        ]
 
     def finished(self) -> Reading:
         """The tree as one reading."""
@@ -69,7 +71,7 @@ class Tree:
         return self.reading
 
 
-def joined(readings: Sequence[Reading], most: int) -> list[Reading]:
+def joined_by_beginning(readings: Sequence[Reading], most: int) -> list[Reading]:
     """Join readings that begin alike where that costs less, the longest first.
 
     most: tokens of a tree, unless one text is longer.

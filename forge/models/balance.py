@@ -18,8 +18,8 @@ from forge.tensors.wide import widest
 
 
 class Balanced:
-    """A model with a balance of experts, or with indexers that learn, in each step, over all of this
-    rank's layers together.
+    """A model with a balance of experts, or indexers that learn, over all layers of this rank in
+    each step.
     """
 
     @cached_property

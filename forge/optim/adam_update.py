@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from forge.config.optimizers.compiler import compiler_fault
+from forge.optim import low_bit_kernel
 from forge.optim.elementwise import correction
 from forge.optim.rounding import Noise, stochastic
 
@@ -35,19 +36,17 @@ class Options(NamedTuple):
 def update_weight(
     options: Options, weight: Tensor, *others: Any, rate: float, decay: float
 ) -> None:
-    """Update in place, see `_update`. On CUDA a single kernel reads and writes each value
-    once: compiled, or of `forge.optim.low_bit_kernel` with moments of 8 or 4 bits.
+    """Update in place, see `_update`. On CUDA it is a single kernel that reads and writes each
+    value once: compiled, or of `forge.optim.low_bit_kernel` with moments of 8 or 4 bits.
     """
     if not weight.is_cuda:
         act: Any = _update
         act(options, weight, *others, rate, decay)
         return
     if options.quantize:
-        from forge.optim import low_bit_kernel  # it reads Options above
-
         _, gradient, first, *_ = others
-        if low_bit_kernel.takes(options, weight, gradient, first):
-            low_bit_kernel.update_weight(options, weight, *others, rate=rate, decay=decay)
+        if low_bit_kernel.kernel_takes(options, weight, gradient, first):
+            low_bit_kernel.update_by_kernel(options, weight, *others, rate=rate, decay=decay)
             return
     # Numbers that change from update to update are tensors, to avoid a compilation for each value.
     numbers = [torch.tensor(number, dtype=torch.float32) for number in (rate, decay)]

@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib
 import math
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forge.optim.adam_update import Options
 from forge.optim.rounding import Noise
 from forge.tensors.triton_kernels import triton_works
 
@@ -22,8 +22,11 @@ VALUES_AT_ONCE = 1024
 """Values of a program of the kernel: 8 of each thread of four warps."""
 
 
-def takes(options: Options, weight: Tensor, gradient: Tensor, moment: Any) -> bool:
-    """Whether the kernel computes this update; if not, the compiled update does."""
+def kernel_takes(options: Any, weight: Tensor, gradient: Tensor, moment: Any) -> bool:
+    """Whether the kernel computes this update; if not, the compiled update does.
+
+    options: `forge.optim.adam_update.Options`.
+    """
     if options.quantize is None or options.corrected or options.eps_root:
         return False
     if weight.dtype not in (torch.float32, torch.bfloat16) or not triton_works():
@@ -35,45 +38,26 @@ def takes(options: Options, weight: Tensor, gradient: Tensor, moment: Any) -> bo
     return weight.is_contiguous() and gradient.is_contiguous()
 
 
-def update_weight(
-    options: Options,
-    weight: Tensor,
-    rounded: Tensor | None,
-    gradient: Tensor,
-    first: Any,
-    second: Any,
-    count: Tensor,
-    factor: Tensor | None,
-    found_inf: Tensor | None,
-    noise: Noise | None,
-    *,
-    rate: float,
-    decay: float,
-) -> None:
+def update_by_kernel(
+    options: Any, weight: Tensor, rounded: Tensor | None, gradient: Tensor, first: Any, second: Any,
+    count: Tensor, factor: Tensor | None, found_inf: Tensor | None, noise: Noise | None,
+    *, rate: float, decay: float,
+) -> None:  # fmt: skip
     """Update in place, as `forge.optim.adam_update.update_weight`."""
     kernels: Any = importlib.import_module("forge.optim.low_bit_triton")
     blocks = first.scale.numel()
     block = weight.numel() // blocks
     at_once = max(1, VALUES_AT_ONCE // block)
     of_rows, of_columns, keys = _noise_arguments(noise)
-    kernels.update[(math.ceil(blocks / at_once),)](
-        weight,
-        rounded,
-        gradient,
-        *(first.codes, first.scale, first.qmap, _bounds_of(first.qmap)),
-        *(second.codes, second.scale, second.qmap, _bounds_of(second.qmap)),
-        count,
-        factor,
-        found_inf,
-        of_rows,
-        of_columns,
-        *keys,
-        blocks,
-        rate,
-        decay,
-        *(1 - beta for beta in options.betas),
-        *(math.log(beta) if beta else -math.inf for beta in options.betas),
-        options.eps,
+    moments = (
+        (moment.codes, moment.scale, moment.qmap, _bounds_of(moment.qmap))
+        for moment in (first, second)
+    )
+    rests = (1 - beta for beta in options.betas)
+    logs = (math.log(beta) if beta else -math.inf for beta in options.betas)
+    kernels.adamw_of_blocks[(math.ceil(blocks / at_once),)](
+        *(weight, rounded, gradient, *chain.from_iterable(moments), count, factor, found_inf),
+        *(of_rows, of_columns, *keys, blocks, rate, decay, *rests, *logs, options.eps),
         weight.shape[-1] // block,
         BITS=8 * first.codes.numel() // weight.numel(),
         CAUTIOUS=options.cautious,

@@ -103,40 +103,34 @@ def rounded_at_random(w, index, first_key, second_key):  # pragma: no cover
     return tl.where(finite, bits.to(tl.float32, bitcast=True), w)
 
 
-@triton.jit(do_not_specialize=["first_key", "second_key", "blocks"])
-def update(
-    weight,
-    rounded,
-    gradient,
-    codes_1,
-    scale_1,
-    values_1,
-    bounds_1,
-    codes_2,
-    scale_2,
-    values_2,
-    bounds_2,
-    count,
-    factor,
-    found_inf,
-    of_rows,
-    of_columns,
-    first_key,
-    second_key,
-    blocks,
-    rate,
-    decay,
-    rest_1,
-    rest_2,
-    log_beta_1,
-    log_beta_2,
-    eps,
-    blocks_of_row,
-    BITS: tl.constexpr,
-    CAUTIOUS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
+@triton.jit
+def whole_index(
+    of_rows, of_columns, at, here, blocks_of_row, BLOCK: tl.constexpr
 ):  # pragma: no cover
+    """Indices of values in the whole parameter, [blocks, BLOCK]."""
+    # A division a block: one a value would take longer than all else.
+    columns = (at % blocks_of_row)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    index = tl.load(of_columns + columns, mask=here[:, None], other=0)
+    if of_rows is not None:
+        index += tl.load(of_rows + at // blocks_of_row, mask=here, other=0)[:, None]
+    return index
+
+
+@triton.jit
+def adam_step(m, v, count, log_beta_1, log_beta_2, eps):  # pragma: no cover
+    """The step of new moments, without its rate; count: of updates."""
+    number = tl.maximum(tl.load(count).to(tl.float32), 1.0)
+    square = v / one_minus_power(number, log_beta_2)
+    return m / one_minus_power(number, log_beta_1) / (tl.sqrt(square) + eps)
+
+
+@triton.jit(do_not_specialize=["first_key", "second_key", "blocks"])
+def adamw_of_blocks(
+    weight, rounded, gradient, codes_1, scale_1, values_1, bounds_1, codes_2, scale_2, values_2,
+    bounds_2, count, factor, found_inf, of_rows, of_columns, first_key, second_key, blocks, rate,
+    decay, rest_1, rest_2, log_beta_1, log_beta_2, eps, blocks_of_row,
+    BITS: tl.constexpr, CAUTIOUS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip  # pragma: no cover
     """`forge.optim.adam_update._update` of BLOCKS blocks of values with one scale each.
 
     Pointers may be None, as there. rest_1: 1 - beta1. of_rows, of_columns: summands of a value's
@@ -155,10 +149,7 @@ def update(
     v = load_moment(codes_2, scale_2, values_2, at, here, BITS, BLOCK)
     m += rest_1 * (g - m)
     v += rest_2 * (g * g - v)
-    number = tl.maximum(tl.load(count).to(tl.float32), 1.0)
-    mean = m / one_minus_power(number, log_beta_1)
-    square = v / one_minus_power(number, log_beta_2)
-    step = mean / (tl.sqrt(square) + eps)
+    step = adam_step(m, v, count, log_beta_1, log_beta_2, eps)
     decayed = tl.where(old_w * step >= 0, old_w, 0.0) if CAUTIOUS else old_w
     w = old_w - rate * (step + decay * decayed)
     store_moment(codes_1, scale_1, bounds_1, m, at, here, BITS, True, BLOCK)
@@ -166,10 +157,6 @@ def update(
     if rounded is not None:
         tl.store(rounded + places, w.to(rounded.dtype.element_ty), mask=all_here)
     if of_columns is not None:
-        # A division a block: one a value would take longer than all else.
-        columns = (at % blocks_of_row)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
-        index = tl.load(of_columns + columns, mask=all_here, other=0)
-        if of_rows is not None:
-            index += tl.load(of_rows + at // blocks_of_row, mask=here, other=0)[:, None]
+        index = whole_index(of_rows, of_columns, at, here, blocks_of_row, BLOCK)
         w = rounded_at_random(w, index, first_key, second_key)
     tl.store(weight + places, w.to(weight.dtype.element_ty), mask=all_here)

@@ -91,8 +91,10 @@ class CutSequences:
         return super().hidden(tokens, cache=cache, **more)  # type: ignore[misc]
 
 
-class CutAhead(CutSequences):
-    """CutSequences of a decoder with modules for further tokens."""
+class CutFurther:
+    """Mixin of a decoder that predicts further tokens; objectives ask for its method by name."""
+
+    sequences: Sequences
 
     def hidden_ahead(self, tokens: Tensor, **more: Any) -> tuple[Tensor, ...]:
         self.sequences.cut = True
@@ -102,6 +104,7 @@ class CutAhead(CutSequences):
 def cut_sequences(model: Any) -> Sequences:
     """Make the decoder note at each reading whether sequences are cut."""
     if not isinstance(model, CutSequences):
-        mixin = CutAhead if hasattr(model, "hidden_ahead") else CutSequences
-        mix_in(model, mixin, sequences=Sequences())
+        mix_in(model, CutSequences, sequences=Sequences())
+        if hasattr(model, "hidden_ahead"):
+            mix_in(model, CutFurther)
     return model.sequences

@@ -168,7 +168,8 @@ class Pipeline(Balanced, nn.Module):
         """
         from forge.parallel.pipeline_schedule import Read
 
-        states = self.hidden(batch["tokens"], **beside_tokens(batch))
+        beside: dict[str, Any] = beside_tokens(batch)
+        states = self.hidden(batch["tokens"], **beside)
         return Read(self._by_stage()[self.line.last], states) if self.last else None
 
     @property

@@ -147,7 +147,18 @@ class Activations:
         if stage.last:
             held += Held(device=(self.residual + self.width) * self.model.dim)
             held += Held(device=self.beside.of_head(self.numbers, self.tokens))
+            held += self._further()
         return held * self.tokens
+
+    def _further(self) -> Held:
+        """Bytes of a token held by the modules for further tokens, which are not recomputed: of
+        each its block, the embedding, what is projected, and what enters the norm and the head.
+        """
+        model, last = self.model, self.block(self.model.kind_of(self.model.n_layers - 1))
+        if not model.mtp_num_layers or last is None:
+            return Held()
+        ends = model.dim * ((3 * self.width + self.residual) / self.cut + self.width)
+        return Held(device=model.mtp_num_layers * (last.alone + ends))
 
     def of_block(self, stage: Stage) -> float:
         """Bytes kept by the largest block of a stage in its own backward pass, adapters too."""
@@ -160,7 +171,7 @@ class Activations:
         storages = [places for _, places in self.places(stage)]
         return bool(storages) and storages[-1] is not None and not set(storages[-1]) - {INPUT}
 
-    def of_adapters(self, stage: Stage) -> float:
+    def of_adapter_products(self, stage: Stage) -> float:
         """Bytes of products beside adapted matrices in the backward pass of a compiled block."""
         if not self.config.train.compile_model:
             return 0.0

@@ -36,6 +36,8 @@ WORDS = {
 }
 OF_BLOCK = 0.4
 """Gradients of activations inside a block, over what the block keeps: measured."""
+OF_BLOCK_AGAIN = 0.5
+"""The same of a block that runs again, which keeps what backward else makes again: measured."""
 FRAGMENTED = 1.03
 """Memory reserved by the allocator for a stream, over what was allocated; measured: 1.00-1.12."""
 
@@ -260,7 +262,9 @@ class _OfRank:
 
     def _inside_block(self) -> int:
         """Bytes of tensors that live within the backward pass of a block alone."""
-        return round(OF_BLOCK * self._block() + self.activations.of_adapters(self.stage))
+        again = self.activations.recomputes_last(self.stage)
+        share = OF_BLOCK_AGAIN if again else OF_BLOCK
+        return round(share * self._block() + self.activations.of_adapter_products(self.stage))
 
     def _trained(self) -> Share:
         if param_groups.some_frozen(self.config):
@@ -279,6 +283,7 @@ class _OfRank:
             capped=model.final_logits_soft_cap > 0,
             compiled=config.train.compile_model and parallel.tp == 1,
             trained=self._trained().outside_at_once > 0,
+            further=model.mtp_num_layers,
         )
         # Copies of the weight and of its gradient in fp32.
         copied = 2 * FP32 * vocab * model.dim if head.width > self.width else 0

@@ -23,7 +23,7 @@ from forge.rundir.signs import ALIVE
 PACE = "pace_"  # how the files begin
 LAST, FEWEST = 100, 8
 """Collectives of a group that a file has, and that ranks must have in common to be compared."""
-LATE = 0.1
+LATE = 0.2
 """Share of the time that others wait for a rank, from which it is named."""
 LARGEST_FILE = 1 << 16
 Moments = dict[str, dict[int, tuple[float, float | None]]]

@@ -102,7 +102,7 @@ def _encoder(of: _Section) -> Encodes | None:
         return None  # said by the rules of tokenizers
 
 
-def too_long(
+def too_long_question(
     questions: Sequence[Question], tokenizer: Encodes, longest: int
 ) -> tuple[Question, int] | None:
     """The question with the most tokens to read, and their number; None if the model reads all."""

@@ -1,4 +1,5 @@
-"""The kernel of AdamW with few bits by Triton's interpreter on the CPU, against the plain update.
+"""The kernels of AdamW with few bits and of NF4 by Triton's interpreter on the CPU, against the
+plain update and the plain unpacking.
 
 Started with the environment of `make cuda`, which has Triton; prints JSON: for each comparison the
 shares of equal values and the largest distances.
@@ -6,16 +7,18 @@ shares of equal values and the largest distances.
 
 import json
 import os
+from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 from torch import Tensor
 
+from forge.adapters.formats import pack_weight, unpack, unpack_by_kernel
 from forge.config.optimizers.low_bit import AdamWLowBit
 from forge.optim.adam_update import Options, _update
 from forge.optim.low_bit import LowBitAdamW, quantizer
-from forge.optim.low_bit_kernel import code_bounds, update_weight
+from forge.optim.low_bit_kernel import code_bounds, update_by_kernel
 from forge.optim.rounding import _index_summands
 from forge.tensors.counter_rng import rng_keys
 
@@ -42,13 +45,14 @@ def updated(by_kernel: bool, kind: str, dtype: torch.dtype, shape: tuple[int, ..
         if bad:
             parameter.grad.flatten()[7] = torch.nan
         first, second, quantize = optimizer.moments(parameter)
-        noise = (*rng_keys(f"{step}").unbind(), _index_summands(parameter)) if in_16_bits else None
+        key_1, key_2 = rng_keys(f"{step}").unbind()
+        noise = (key_1, key_2, _index_summands(parameter)) if in_16_bits else None
         options = Options(BETAS, EPS, cautious=step == 3, quantize=quantize)
         state = (rounded, parameter.grad, first, second, torch.tensor(float(step)))
         others = (*state, torch.tensor(0.5), torch.tensor(bad), noise)
         with torch.no_grad():
             if by_kernel:
-                update_weight(options, parameter.detach(), *others, rate=0.1, decay=0.1)
+                update_by_kernel(options, parameter.detach(), *others, rate=0.1, decay=0.1)
             else:
                 _update(options, parameter, *others, torch.tensor(0.1), torch.tensor(0.1))
     # The interpreter cuts to bf16 where a GPU rounds: `rounded` is near the reference, not equal.
@@ -86,7 +90,8 @@ def other_codes(kind: str) -> int:
     optimizer = LowBitAdamW([parameter], section)
     parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    first, second, quantize = optimizer.moments(parameter)
+    moments: Any = optimizer.moments(parameter)
+    first, second, quantize = moments
     bounds = torch.cat([code_bounds(moment.qmap)[1:-1] for moment in (first, second)])
     bounds = torch.cat([bounds, bounds.abs().sqrt()])
     near = [bounds.nextafter(torch.tensor(end)) for end in (-2.0, 2.0)]
@@ -97,8 +102,8 @@ def other_codes(kind: str) -> int:
     values[:, 0] = 1.0  # the scale of each block
     options = Options((0.0, 0.0), 1.0, quantize=quantize)
     count = torch.tensor(1.0)
-    update_weight(options, parameter.detach(), None, values, first, second, count, None, None, None,
-                  rate=0.0, decay=0.0)  # fmt: skip
+    state = (values, first, second, count, None, None, None)
+    update_by_kernel(options, parameter.detach(), None, *state, rate=0.0, decay=0.0)
     wrong = 0
     for moment, new in ((first, values), (second, values * values)):
         codes, scale = quantizer(kind)(moment, new)
@@ -106,7 +111,21 @@ def other_codes(kind: str) -> int:
     return wrong
 
 
+def unpacked() -> dict[str, bool]:
+    """Whether weights unpacked by the kernel have the bits of those unpacked by operators."""
+    torch.manual_seed(2)
+    equal = {}
+    for how in ("nf4", "nf4_double"):
+        for shape in ((130, 192), (3, 40, 256)):
+            weight = torch.randn(shape) * torch.randn(*shape[:-1], 1).exp()
+            parts = pack_weight(weight, how)
+            made = torch.full(shape, torch.nan)
+            unpack_by_kernel({name: part.flatten(0, -2) for name, part in parts.items()}, made)
+            equal[f"{how} {shape}"] = torch.equal(made, unpack(parts, how, torch.float32))
+    return equal
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     codes = {kind: other_codes(kind) for kind in ("8bit", "4bit")}
-    print(json.dumps({"compared": compared(), "other_codes": codes}))
+    print(json.dumps({"compared": compared(), "other_codes": codes, "unpacked": unpacked()}))

@@ -1,4 +1,4 @@
-"""The Triton kernel of AdamW with moments of 8 and 4 bits, by Triton's interpreter."""
+"""The Triton kernels of AdamW with moments of 8 and 4 bits, and of NF4, by Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ pytestmark = [
 ]
 
 
-def test_weights_codes_and_scales_are_those_of_the_plain_update():
+def test_what_the_kernels_write_is_what_operators_write():
     script = Path(__file__).with_name("interpreted_update.py")
     run = subprocess.run([fake.PYTHON, script], capture_output=True, text=True, check=False)
     assert not run.returncode, run.stderr
     result = json.loads(run.stdout.splitlines()[-1])
     assert result["other_codes"] == {"8bit": 0, "4bit": 0}
+    assert len(result["unpacked"]) == 4
+    assert all(result["unpacked"].values())
     for case, tensors in result["compared"].items():
         (_, weights), (count, _), (codes, _), (_, scale), (codes_2, _), (_, scale_2), *rounded = (
             tensors

@@ -135,6 +135,7 @@ def test_a_run_is_submitted_shown_and_cancelled(tmp_path, commands, capsys) -> N
     assert commands.given()[-1][0][-1] == job["name"]
 
 
+@pytest.mark.ci("kubernetes-kubectl-1")
 @pytest.mark.parametrize(
     ("launcher", "command", "calls"), [("kubernetes", "kubectl", 1), ("skypilot", "sky", 2)]
 )

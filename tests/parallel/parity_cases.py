@@ -237,49 +237,6 @@ mla: cp2 x tp2 | cp=2 tp=2 | mla
 mla: pp2 | pp2 | mla
 mla: fsdp2, selective recompute | dp_shard=2 recompute=selective | mla
 mla: fsdp2, compiled | dp_shard=2 compiled | mla
-delta nets: one device, full recompute | recompute=full | delta
-delta nets: one device, selective recompute | recompute=selective | delta
-delta nets: one device, compiled | compiled | delta
-delta nets: fsdp2 | dp_shard=2 | delta, clipped
-delta nets: tp2 | tp=2 | delta, clipped | float64
-delta nets: tp2 without sequence parallel | tp=2 no_sp | delta
-delta nets: tp4 with 2 key heads | tp=4 | delta
-delta nets: tp2 x fsdp2 | tp=2 dp_shard=2 | delta, clipped
-delta nets: pp2 | pp2 | delta
-delta nets: tp2, compiled | tp=2 compiled | delta
-mamba: one device, selective recompute | recompute=selective | mamba
-mamba: one device, compiled | compiled | mamba
-mamba: fsdp2 | dp_shard=2 | mamba
-mamba: tp2 | tp=2 | mamba | float64
-mamba: tp4 with 2 groups | tp=4 | mamba
-mamba: pp2 | pp2 | mamba
-short convolutions: one device, compiled | compiled | short convolutions
-short convolutions: fsdp2 | dp_shard=2 | short convolutions
-short convolutions: tp2 | tp=2 | short convolutions | float64
-short convolutions: pp2 | pp2 | short convolutions
-one branch a block: one device, compiled | compiled | one branch
-one branch a block: one device, selective recompute | recompute=selective | one branch
-one branch a block: fsdp2 | dp_shard=2 | one branch
-one branch a block: tp2 | tp=2 | one branch | float64
-one branch a block: pp2 | pp2 | one branch
-indexer: one device, full recompute | recompute=full | indexer
-indexer: one device, selective recompute | recompute=selective | indexer, warm-up
-indexer: one device, compiled | compiled | indexer
-indexer: fsdp2 | dp_shard=2 | indexer | float64
-indexer: fsdp2, warm-up | dp_shard=2 | indexer, warm-up
-indexer: tp2 | tp=2 | indexer | float64
-indexer: tp2, warm-up | tp=2 | indexer, warm-up | float64
-indexer: tp2 without sequence parallel | tp=2 no_sp | indexer
-indexer: tp4 | tp=4 | indexer
-indexer: tp2 x fsdp2 | tp=2 dp_shard=2 | indexer, clipped
-indexer: pp2 | pp2 | indexer
-indexer: tp2, mtp | tp=2 | indexer, mtp
-mtp: one device, compiled | compiled | mtp
-mtp: fsdp2 | dp_shard=2 | mtp | float64
-mtp: fsdp2, tied, chunked | dp_shard=2 chunked | mtp, tied
-mtp: tp2 | tp=2 | mtp | float64
-mtp: tp2 without sequence parallel | tp=2 no_sp | mtp
-mtp: tp2 x fsdp2 | tp=2 dp_shard=2 | mtp, tied
 dropout: fsdp2, selective recompute | dp_shard=2 batch=2 recompute=selective | dropout
 dropout: cp2 x tp2 | cp=2 tp=2 | dropout, gpt2
 dropout: tp2 without sequence parallel | tp=2 no_sp | dropout, gpt2
@@ -291,14 +248,6 @@ sft: fsdp2 | dp_shard=2 batch=2 | sft
 sft: tp2, chunked cross-entropy | tp=2 chunked | sft
 sft: pp2 | pp2 recompute=full | sft
 sft: cp2 x tp2 | cp=2 tp=2 | sft
-packed: delta nets, fsdp2, compiled | dp_shard=2 compiled | packed delta
-packed: delta nets, tp2 | tp=2 | packed delta
-packed: delta nets, pp2 | pp2 | packed delta | float64
-packed: mtp, tp2 | tp=2 | packed mtp
-packed: indexer, fsdp2 | dp_shard=2 | packed indexer
-packed: indexer, tp2 | tp=2 | packed indexer, warm-up
-packed: mamba, tp2 | tp=2 | packed mamba
-packed: short convolutions, tp2 | tp=2 | packed short convolutions
 packed: one device, full recompute | recompute=full | packed kinds
 packed: one device, compiled | compiled | packed kinds
 packed: fsdp2 | dp_shard=2 | packed llama, clipped

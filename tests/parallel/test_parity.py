@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from bf16_cases import BF16_CASES
+from hybrid_cases import HYBRID_CASES
 from parity_cases import ADAPTER_CASES, CASES, MOE_CASES
 from parity_run import (
     FORMATS,
@@ -28,7 +29,7 @@ from forge.config.problems import ConfigError
 from forge.parallel.ranks import Ranks
 from forge.training.data import train_loader
 
-ALL = [*CASES, *ADAPTER_CASES, *MOE_CASES]
+ALL = [*CASES, *HYBRID_CASES, *ADAPTER_CASES, *MOE_CASES]
 
 
 def params():

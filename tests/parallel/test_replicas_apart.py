@@ -104,6 +104,7 @@ class Numpy:
         self.own = [{n: w.copy() for n, w in start.items()} for _ in range(count)]
         zeros = [{n: np.zeros_like(w) for n, w in start.items()} for _ in range(2 * count)]
         self.first, self.second = zeros[:count], zeros[count:]
+        self.sent: list[tuple[int, int, list[Arrays]]] = []
 
     def gradient(self, weights: Arrays, rows: dict[str, torch.Tensor]) -> Arrays:
         for name, parameter in self.model.named_parameters():
@@ -127,7 +128,11 @@ class Numpy:
                 self.inner(replica, self.gradient(self.own[replica], rows), number)
             part_now = self.section.part_at(number)
             if part_now is not None:
-                self.outer(part_now)
+                copies = [{n: w.copy() for n, w in own.items()} for own in self.own]
+                self.sent.append((number + self.section.overlap_steps, part_now, copies))
+            for entry in [entry for entry in self.sent if entry[0] == number]:
+                self.sent.remove(entry)
+                self.outer(*entry[1:])
         return self.common
 
     def inner(self, replica: int, gradient: Arrays, number: int) -> None:
@@ -139,13 +144,13 @@ class Numpy:
             root = np.sqrt(v[n] / (1 - BETAS[1] ** number)) + EPS
             weights[n] = weights[n] * (1 - LR * DECAY) - LR * corrected / root
 
-    def outer(self, part: int) -> None:
+    def outer(self, part: int, sent: list[Arrays]) -> None:
         section, count = self.section, len(self.own)
         for n in self.common:
             layer = int(n.split(".")[1]) if n.startswith("blocks.") else section.fragments - 1
             if layer % section.fragments != part:
                 continue
-            change = sum(self.common[n] - own[n] for own in self.own) / count
+            change = sum(self.common[n] - weights[n] for weights in sent) / count
             self.velocity[n] = section.outer_momentum * self.velocity[n] + change
             nesterov = change + section.outer_momentum * self.velocity[n]
             self.common[n] = self.common[n] - section.outer_lr * nesterov
@@ -157,12 +162,15 @@ CASES = [
     "parallel.dp_replicate=2 parallel.dp_shard=1 train.batch_size=4 diloco.sync_period=3",
     "parallel.dp_replicate=2 parallel.dp_shard=2 train.batch_size=2 diloco.sync_period=4 "
     "diloco.fragments=2 diloco.mixing=0.25 diloco.outer_lr=0.7 diloco.outer_momentum=0.8",
+    "parallel.dp_replicate=2 parallel.dp_shard=1 train.batch_size=4 diloco.sync_period=3 "
+    "diloco.overlap_steps=2 diloco.mixing=0.5",
     "parallel.dp_replicate=2 parallel.tp=2 parallel.dp_shard=1 train.batch_size=4 "
     "diloco.sync_period=3 diloco.outer_momentum=0",
 ]
 
 
-@pytest.mark.parametrize("layout", CASES, ids=["apart", "fragments of shards", "tp"])
+@pytest.mark.ci("apart")
+@pytest.mark.parametrize("layout", CASES, ids=["apart", "fragments of shards", "overlap", "tp"])
 def test_training_is_the_loop_of_the_paper(layout: str) -> None:
     config = config_of(f"{layout} diloco=on train.grad_clip_norm=1.5")
     expected = Numpy(config).run(7)
@@ -180,6 +188,7 @@ def test_training_is_the_loop_of_the_paper(layout: str) -> None:
 MEAN = "diloco=on diloco.sync_period=1 diloco.outer_lr=1 diloco.outer_momentum=0"
 
 
+@pytest.mark.nightly
 def test_joined_after_every_step_to_the_mean_it_is_data_parallelism() -> None:
     """With SGD inside, up to rounding: a mean of rounded weights, or a rounded mean gradient."""
     layout = "parallel.dp_replicate=2 parallel.dp_shard=1 train.batch_size=4"
@@ -228,6 +237,7 @@ def test_the_outer_step_is_that_of_torch() -> None:
     torch.testing.assert_close(ours, theirs.detach(), rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("shards", "fragments"), [(1, 1), (2, 2)])
 def test_bytes_of_a_period_are_those_of_the_model_of_traffic(shards: int, fragments: int) -> None:
     period = 4

@@ -14,7 +14,7 @@ from forge.evaluation.cache import Cache
 from forge.evaluation.encoding import encode_pair, shortened, windows
 from forge.evaluation.engine import Engine
 from forge.evaluation.requests import Request, readings, rounds
-from forge.evaluation.trees import joined
+from forge.evaluation.trees import joined_by_beginning
 from forge.parallel.ranks import Ranks
 from forge.tasks.item import Score
 from forge.training.models import build_model
@@ -113,14 +113,14 @@ def test_a_beginning_is_read_once_for_all_that_goes_on_from_it() -> None:
     shots = tuple(range(100))
     asked = [(*shots, 200 + number, *range(8)) for number in range(10)]
     requests = [Request(ask, (300 + choice, 1, 2)) for ask in asked for choice in range(4)]
-    (tree,) = joined(readings(requests), 4096)
+    (tree,) = joined_by_beginning(readings(requests), 4096)
     assert len(tree.tokens) == 100 + 10 * (9 + 4 * 2)
     assert sorted(tree.requests) == list(range(40))
     seen = [sum(end > place for end in tree.ends[: place + 1]) for place in range(270)]
     assert max(seen) == 100 + 9 + 2  # no text sees more than itself
     unlike = [Request((number, *range(60)), (1, 2)) for number in range(9)]
-    assert all(reading.ends is None for reading in joined(readings(unlike), 4096))
-    small = joined(readings(requests), 150)
+    assert all(reading.ends is None for reading in joined_by_beginning(readings(unlike), 4096))
+    small = joined_by_beginning(readings(requests), 150)
     assert max(len(reading.tokens) for reading in small) <= 150
     assert sum(len(reading.targets) for reading in small) == 120
 

@@ -19,12 +19,12 @@ MODEL = (
     "objective.loss_fn=chunked_cross_entropy optimizer=adamw_large"
 )
 LLAMA = f"model=llama3_8b {MODEL}"
-LORA = "experiment=llama3_8b_lora_one_gpu train.batch_size=1"
 EIGHT = f"{LLAMA} model.n_layers=8"
 IN_16 = "precision.param_dtype=bf16 precision.stochastic_rounding=true"
 SMALL = f"{MODEL} {IN_16} optimizer.mu_dtype=bf16 optimizer.nu_dtype=bf16 model.vocab_size=512"
 H200, H100 = "experiment=llama3_8b_one_h200", "experiment=llama3_8b_one_h100"
 ALWAYS = "parallel.reshard_after_forward=always"
+FULL = "train.activation_checkpointing=full"
 NEVER = "parallel.reshard_after_forward=never"
 MEASURED = [
     # ranks, FSDP around one rank, options, GiB allocated, GiB reserved
@@ -41,13 +41,8 @@ MEASURED = [
     (1, True, f"{EIGHT} {NEVER}", 44.78, 56.16),
     (1, True, f"{EIGHT} {NEVER} precision.param_dtype=bf16", 49.99, 55.22),
     (1, True, f"experiment=llama3_8b_one_h200_fp8 {NEVER} model.n_layers=4", 22.92, 26.75),
-    (
-        1,
-        True,
-        f"experiment=llama3_8b_lora_one_gpu {NEVER} model.n_layers=4 train.batch_size=1",
-        12.25,
-        12.61,
-    ),
+    (1, False, "experiment=llama3_8b_lora_one_gpu model.n_layers=2", 7.22, 8.02),
+    (1, False, f"{H100} model.n_layers=2 train.batch_size=8 {FULL}", 14.17, 15.37),
     (1, False, f"{H200} model.n_layers=8 train.activation_checkpointing=full", 22.19, 22.88),
     (1, False, f"{H200} model.n_layers=8 train.activation_checkpointing=selective", 28.53, 28.68),
     (1, False, f"{H200} model.n_layers=8 train.compile_model=false", 36.26, 36.67),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers.ranks import on_ranks
-from test_memory import BATCH, MLA, MOE, SEQ, SIZES, Live
+from test_memory import BATCH, MLA, MOE, SEQ, SIZES, WIDE, Live
 
 import forge
 from forge.config.root import Config
 from forge.optim.build import build_optimizer
+from forge.parallel.apply import apply_to_blocks
 from forge.parallel.ranks import Ranks, join_ranks
 from forge.planning.memory import FORWARD, memory_of
 from forge.resolve.resolve import resolve
@@ -80,3 +83,39 @@ def test_only_what_is_trained_has_gradients_and_state(formats: str) -> None:
             assert parts[part] == sum(t.nbytes for t in own), part
 
     on_ranks(1, work)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [LORA, f"{LORA} adapter.dropout=0", "adapter=qlora adapter.rank=4 adapter.dropout=0.1"],
+    ids=["dropout", "plain", "few bits"],
+)
+def test_compiled_adapters_keep_what_the_estimate_says(words: str) -> None:
+    """Storages that autograd saves in forward, with torch's partitioner of compiled graphs: what is
+    unpacked again in backward must not be taken for what forward had.
+    """
+    compiled = ("precision=fp32", "train.compile_model=true")
+    sizes = SIZES | WIDE | {"n_layers": 2}
+    chosen = [f"model.{key}={value}" for key, value in sizes.items()]
+    chosen += [f"train.batch_size={BATCH}", f"train.seq_len={SEQ}", *compiled, *words.split()]
+    chosen += ["tokenizer.vocab_size=300", "run.device=cpu", "optimizer=adamw"]
+    config = resolve(forge.compose(chosen)).config
+    model = build_model(config, CPU, Ranks(), trained=True)
+    backend = replace(config.train, compile_backend="aot_eager_decomp_partition")
+    apply_to_blocks(model, replace(config, train=backend))
+    model.train()
+    weights = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
+    saved: dict[int, torch.Tensor] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            saved[storage._cdata] = tensor
+        return tensor
+
+    tokens, noise = torch.zeros(2, BATCH, SEQ, dtype=torch.int64)
+    drawn = {"noise": noise.int()} if config.draws else {}
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model.logits(model.hidden(tokens, **drawn))  # type: ignore[operator]
+    held = sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+    assert memory_of(config).moments[FORWARD]["activations"] == pytest.approx(held, rel=0.08)

@@ -17,7 +17,7 @@ from forge.training.checkpoints.restore import load_run
 
 INNER = "optimizer=adamw optimizer.lr=0.003 train.global_batch_size=8 checkpoint.interval=4"
 APART = f"diloco=on diloco.sync_period=3 {INNER}"
-FRAGMENTS = f"{APART} diloco.fragments=2 diloco.mixing=0.5 optimizer=muon"
+FRAGMENTS = f"{APART} diloco.fragments=2 diloco.mixing=0.5 diloco.overlap_steps=2 optimizer=muon"
 EVALUATED = "eval.enabled=true eval.interval=2 eval.steps=2"
 
 

@@ -293,7 +293,7 @@ def test_an_evaluation_after_training_joins_what_was_logged(tiny_run: Path) -> N
     """Of an earlier step too: the later logs of the training stay."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    section = Metrics(**QUIET, enable_tensorboard=True)
+    section = Metrics(enable_console=False, enable_tensorboard=True)
     write(section, tiny_run)
     csv = {"_target_": "forge.trackers.csv_file.CSVFile", "file_name": "own.csv"}
     config = replace(forge.load(tiny_run).config, metrics=section, trackers={"own": csv})

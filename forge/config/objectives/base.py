@@ -34,7 +34,7 @@ class HeadShape:
 
     tokens, vocab: on this rank. width: bytes of a number in matrix products. capped: whether logits
     have a soft cap. compiled: whether a chunk of the loss is compiled. trained: whether the head
-    has a gradient.
+    has a gradient. further: modules that read the head too, for tokens further ahead.
     """
 
     tokens: int
@@ -44,6 +44,7 @@ class HeadShape:
     capped: bool = False
     compiled: bool = False
     trained: bool = True
+    further: int = 0
 
     def chunked_bytes(self, chunk_size: int = 0) -> int:
         """Bytes of a loss in chunks: the logits of one chunk and their gradient, and the gradients
@@ -162,8 +163,11 @@ class CrossEntropy(NextToken):
         smoothed labels; or in chunks.
         """
         if self.chunked:
-            return head.chunked_bytes(self.ce_chunk_size)
-        copies = 6 if self.smoothing else 5 if self.z_loss_weight else 3
+            of_module = head.width * head.dim * head.tokens
+            of_module += FP32 * head.dim * head.vocab if head.trained else 0
+            return head.chunked_bytes(self.ce_chunk_size) + head.further * of_module
+        # Modules for further tokens keep their log-softmax until their backward pass.
+        copies = (6 if self.smoothing else 5 if self.z_loss_weight else 3) + head.further
         return (copies * FP32 + (head.width if head.capped else 0)) * head.vocab * head.tokens
 
 

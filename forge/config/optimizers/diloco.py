@@ -31,6 +31,9 @@ class DiLoCo(Section):
         gt=0,
         acts_when=DILOCO,
     )
+    overlap_steps: int = opt(
+        0, "steps between sending weights and using the result, to hide it", ge=0, acts_when=DILOCO
+    )
     mixing: float = opt(
         0.0,
         "share of a replica's own weights that stays in them where they are joined",

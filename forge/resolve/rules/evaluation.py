@@ -23,7 +23,7 @@ from forge.config.train import Train
 from forge.resolve.rules.entries import entry_faults, suggest
 from forge.resolve.rules.run import path_fault, unstorable
 from forge.tasks.declared import OF_TEXTS, faults, is_text, tasks_of
-from forge.tasks.lengths import encoder_of, longest_questions, too_long
+from forge.tasks.lengths import encoder_of, longest_questions, too_long_question
 
 ASSIGNED = re.compile(r"\w+=")
 FORGE, LEARNED = "forge.rewards.", "forge.training.learned_reward.LearnedReward"
@@ -128,8 +128,9 @@ def tasks(config: Config, eval: Eval) -> Findings:
             yield "eval.tasks", message, "another name"
         elif isinstance(entry, dict) and is_text(entry):
             options = {key: value for key, value in entry.items() if key not in OF_TEXTS}
-            for key, *fault in entry_faults(config.data, "eval.tasks", name, options):
-                yield key if name in eval.tasks else f"eval.data={eval.data}", *fault
+            for finding in entry_faults(config.data, "eval.tasks", name, options):
+                key = finding[0] if name in eval.tasks else f"eval.data={eval.data}"
+                yield (key, *finding[1:]) if len(finding) == 3 else (key, finding[1])
         else:
             yield from faults(name, entry, trust=config.run.trust)
 
@@ -149,7 +150,7 @@ def tasks_length(config: Config, eval: Eval, tokenizer: Tokenizer) -> Findings:
         # A text has no more tokens than bytes, but for a space before it and a begin token.
         given = [each for each in given if len(each.text.encode()) + 2 > longest]
         encoder = encoder_of(tokenizer, config.run.trust) if given else None
-        fault = too_long(given, encoder, longest) if encoder else None
+        fault = too_long_question(given, encoder, longest) if encoder else None
         if fault is not None:
             question, size = fault
             message = f"item {question.item} has {size} tokens, and the model reads {longest}."

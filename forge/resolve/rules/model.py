@@ -180,8 +180,8 @@ def mtp_trained(model: Decoder, objective: Objective) -> Findings:
 
 @rule("model.mtp_block", MTP, "model.mixer", *KINDS, "model.smear")
 def mtp_block(model: Decoder) -> Findings:
-    """The modules of model.mtp_num_layers repeat the last block, which has attention and a
-    feed-forward layer, in a model without ways around layers.
+    """The modules of model.mtp_num_layers repeat the last block: it has attention and a
+    feed-forward layer, and no ways around layers.
     """
     if not model.mtp_num_layers:
         return

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Shard
 
 from forge.config.optimizers.diloco import DiLoCo
 from forge.optim.elementwise import zeros_of
-from forge.optim.outer import outer_step
+from forge.optim.outer import ReplicaMeans, outer_step
 from forge.rundir.checkpoints import WEIGHTS, CheckpointError
 from forge.tensors.local import cut_dim, local
 from forge.training.callback import Callback
@@ -32,8 +32,15 @@ if TYPE_CHECKING:
 
 APART = "replicas"
 """Prefix of tensors of a checkpoint with a first dimension of replicas."""
-BUCKET = 32 << 20
-"""Bytes of weights in one all-reduce over replicas."""
+
+
+@dataclass(kw_only=True)
+class Sent:
+    """Weights that are being summed over replicas, and the step that waits for the result."""
+
+    names: list[str]
+    due: int
+    means: ReplicaMeans
 
 
 class OuterStep(Callback):
@@ -42,7 +49,8 @@ class OuterStep(Callback):
     Each replica trains on its part of the global batch alone. The mean of the replicas' weights is
     the outer optimizer's gradient, see `outer_step`; its result, the common weights, are what is
     evaluated, saved as the model, and exported. With `diloco.fragments` a part of the blocks is
-    joined at a time. After the last step of the run all parts are.
+    joined at a time; with `diloco.overlap_steps` the sum runs beside further steps. After the last
+    step of the run all parts are joined.
 
     A checkpoint has the common weights as `model/`, the velocity by parameter, and as `replicas/`
     [replicas, ...] each replica's own weights and optimizer state. Stands before all callbacks
@@ -57,6 +65,7 @@ class OuterStep(Callback):
         self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self.common: Tensors = {}
         self.velocity: Tensors = {}
+        self.sent: list[Sent] = []
         self.is_joined = True
         if self.section.outer_momentum:
             self.velocity = {name: zeros_of(p) for name, p in self.parameters.items()}
@@ -70,45 +79,44 @@ class OuterStep(Callback):
             self._take_common()
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
-        part = self.section.part_at(loop.state.step)
-        is_last = loop.state.step >= loop.config.train.max_steps
-        self.is_joined = is_last or (part is not None and self.section.fragments == 1)
-        if part is None and not is_last:
-            return
-        names = [n for n in self.parameters if is_last or self.section.part_of(n) == part]
-        self._join(names, mixing=0.0 if is_last else self.section.mixing)
+        step, section = loop.state.step, self.section
+        is_last = step >= loop.config.train.max_steps
+        self.is_joined = False
+        for sent in [sent for sent in self.sent if is_last or sent.due <= step]:
+            self.sent.remove(sent)
+            self._join(sent, mixing=section.mixing)
+        if is_last:
+            self._join(self._send(list(self.parameters), step), mixing=0.0)
+        elif (part := section.part_at(step)) is not None:
+            names = [name for name in self.parameters if section.part_of(name) == part]
+            self.sent.append(self._send(names, step + section.overlap_steps))
+            if not section.overlap_steps:
+                self._join(self.sent.pop(), mixing=section.mixing)
+
+    def _send(self, names: list[str], due: int) -> Sent:
+        """Begin to sum the weights of some parameters over replicas. due: step to wait for it."""
+        several = self.ranks.replicas[1] > 1
+        group = self._mesh.dense.get_group("dp_replicate") if several else None
+        means = ReplicaMeans([local(self.parameters[name]) for name in names], group)
+        return Sent(names=names, due=due, means=means)
 
     @torch.no_grad()
-    def _join(self, names: list[str], *, mixing: float) -> None:
+    def _join(self, sent: Sent, *, mixing: float) -> None:
         """Make the outer step of some parameters, and give the result to this replica."""
-        own = [local(self.parameters[name]) for name in names]
-        common = [local(self.common[name]) for name in names]
-        velocity = [local(self.velocity[name]) for name in names if self.velocity]
+        own = [local(self.parameters[name]) for name in sent.names]
+        common = [local(self.common[name]) for name in sent.names]
+        velocity = [local(self.velocity[name]) for name in sent.names if self.velocity]
         self.model.train(self.model.training)  # frees weights that are still gathered
         outer_step(
             common,
             velocity,
-            self._means(own),
+            sent.means.result(),
             lr=self.section.outer_lr,
             momentum=self.section.outer_momentum,
         )
         for weight, result in zip(own, common, strict=True):
             weight.lerp_(result, 1.0 - mixing)
-        self.is_joined = self.is_joined and not mixing
-
-    def _means(self, weights: list[Tensor]) -> list[Tensor]:
-        """The means over replicas of this rank's parts; in few messages."""
-        count = self.ranks.replicas[1]
-        if count == 1:
-            return [weight.clone() for weight in weights]
-        means: list[Tensor] = []
-        for bucket in _buckets(weights):
-            flat = torch.cat([weight.reshape(-1) for weight in bucket])
-            dist.all_reduce(flat, group=self._mesh.dense.get_group("dp_replicate"))
-            flat /= count
-            parts = flat.split([weight.numel() for weight in bucket])
-            means += [part.view_as(w) for part, w in zip(parts, bucket, strict=True)]
-        return means
+        self.is_joined = len(sent.names) == len(self.parameters) and not mixing
 
     @property
     def _mesh(self) -> Mesh:
@@ -143,10 +151,15 @@ class OuterStep(Callback):
             local(parameter).copy_(local(values[name]))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"is_joined": self.is_joined}
+        sent = [{"names": sent.names, "due": sent.due} for sent in self.sent]
+        return {"is_joined": self.is_joined, "sent": sent}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.is_joined = state["is_joined"]
+        self.sent = [
+            Sent(names=each["names"], due=each["due"], means=ReplicaMeans([], None))
+            for each in state["sent"]
+        ]
 
     def parameter_state(self) -> Tensors:
         return self.velocity
@@ -167,6 +180,10 @@ class OuterStep(Callback):
         tensors = prefixed("optimizer", optimizer_tensors(self.model, optimizer))
         if not self.is_joined:
             tensors |= prefixed("model", dict(self.parameters))
+        for sent in self.sent:
+            for name, mean in zip(sent.names, sent.means.result(), strict=True):
+                tensors[f"sent/{name}"] = zeros_of(self.parameters[name])
+                local(tensors[f"sent/{name}"]).copy_(mean)
         return prefixed(APART, {name: self._stacked(tensor) for name, tensor in tensors.items()})
 
     def on_restore(self, loop: Loop, checkpoint: Path) -> None:
@@ -183,7 +200,7 @@ class OuterStep(Callback):
             }
             targets = prefixed(APART, {name: self._stacked(room) for name, room in own.items()})
             tensor_storage.load_tensors(targets, checkpoint / WEIGHTS, group=self.ranks.saver)
-        of_kind: dict[str, Tensors] = {"model": {}, "optimizer": {}}
+        of_kind: dict[str, Tensors] = {"model": {}, "optimizer": {}, "sent": {}}
         for name, tensor in own.items():
             kind, _, rest = name.partition("/")
             of_kind[kind][rest] = tensor
@@ -191,6 +208,9 @@ class OuterStep(Callback):
             restore_optimizer(self.model, self.optimizer, of_kind["optimizer"])
         if of_kind["model"]:
             self._put(of_kind["model"])
+        for sent in self.sent:
+            parts = [local(of_kind["sent"][name]) for name in sent.names]
+            sent.means = ReplicaMeans(parts, None)
 
     def _check(self, checkpoint: Path, stored: list[Any]) -> None:
         """Refuse a checkpoint of another number of replicas."""
@@ -204,7 +224,7 @@ class OuterStep(Callback):
     def _room(self, name: str, stored: Any) -> Tensor:
         """Room for this replica's part of a stored tensor, laid out as its parameter."""
         kind, _, rest = name.partition("/")
-        parameter = self.parameters[rest if kind == "model" else rest.rpartition("/")[0]]
+        parameter = self.parameters[rest.rpartition("/")[0] if kind == "optimizer" else rest]
         if not stored.size:
             return allocate_for(None, stored)
         return torch.empty_like(parameter, dtype=stored.properties.dtype, requires_grad=False)
@@ -240,16 +260,3 @@ def _behind(placement: Placement) -> Placement:
         return Shard(dim + 1)
     kind: Any = type(placement)
     return kind(dim + 1, split_factor=factor)
-
-
-def _buckets(weights: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors of the same format together, up to BUCKET bytes."""
-    bucket: list[Tensor] = []
-    for weight in weights:
-        size = sum(tensor.nbytes for tensor in bucket) + weight.nbytes
-        if bucket and (size > BUCKET or weight.dtype != bucket[0].dtype):
-            yield bucket
-            bucket = []
-        bucket.append(weight)
-    if bucket:
-        yield bucket

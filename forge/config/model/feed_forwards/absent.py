@@ -18,7 +18,7 @@ class NoFeedForward(FeedForward):
 
     schema_name = "none"
     absent: ClassVar[bool] = True
-    _target_: str = "torch.nn.Identity"
+    _target_: str = "forge.models.mixers.absent.NoBranch"
 
     def tensors(self, layer: LayerShape) -> Iterator[TensorSpec]:
         return iter(())

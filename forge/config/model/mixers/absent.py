@@ -21,7 +21,7 @@ class NoMixer(Mixer):
     reads_documents = True
     recurrent = True
     absent: ClassVar[bool] = True
-    _target_: str = "torch.nn.Identity"
+    _target_: str = "forge.models.mixers.absent.NoBranch"
 
     def tensors(self, layer: LayerShape) -> Iterator[TensorSpec]:
         return iter(())

@@ -36,6 +36,13 @@ def fragments_of_period(diloco: DiLoCo) -> Findings:
         yield "diloco.fragments", f"diloco.fragments={diloco.sync_period}"
 
 
+@rule("diloco.overlap_steps", "diloco.overlap_steps", "diloco.sync_period", "diloco.enabled")
+def overlap_within_period(diloco: DiLoCo) -> Findings:
+    """diloco.overlap_steps are fewer than diloco.sync_period: a result is used before the next."""
+    if diloco.enabled and diloco.overlap_steps >= diloco.sync_period:
+        yield "diloco.overlap_steps", f"diloco.overlap_steps={diloco.sync_period - 1}"
+
+
 @rule(
     "diloco.alone",
     "diloco.enabled",

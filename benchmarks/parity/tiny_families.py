@@ -76,6 +76,9 @@ DENSE_3_5 = {k: v for k, v in QWEN3_5.items() if k not in SHARED}
 # In three delta nets in a row the gradients of decays cancel to the rounding of fp32.
 DENSE_3_5 |= {"layer_types": ["linear_attention", "full_attention"] * 2}
 MINIMAX: dict[str, Any] = HALF | {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3}
+INDEXING = ".indexer."
+# Where ReLU stops all heads scores are equal, and transformers chooses any of those keys.
+INDEXER = {"index_topk": 6, "index_head_dim": 16, "index_n_heads": 16}
 MAMBA: dict[str, Any] = {"mamba_n_heads": 8, "mamba_d_state": 12, "mamba_n_groups": 2}
 MAMBA |= {"mamba_chunk_size": 7, "mamba_d_head": 8}
 LAYERS = {"layer_types": ["linear_attention", "full_attention"] * 2}
@@ -114,6 +117,13 @@ CASES: dict[str, Config] = {
     ),
     "deepseek 3": _of(
         "DeepseekV3Config", rope_parameters=DEEP_YARN, **DEEP, n_group=4, topk_group=2
+    ),
+    "deepseek 3.2": _of(
+        "DeepseekV32Config",
+        rope_parameters=DEEP_YARN,
+        **(DEEP | INDEXER),
+        n_group=4,
+        topk_group=2,
     ),
     "gemma": _of("GemmaConfig", head_dim=16, num_key_value_heads=1),
     "gemma 2": _of(
@@ -222,8 +232,14 @@ def peer(case: str) -> Any:
 
 
 def gradients_as_weights(model: nn.Module) -> None:
-    """Put its gradients in the place of its weights, so that they are saved under its names."""
+    """Put its gradients in the place of its weights, so that they are saved under its names.
+
+    An indexer of transformers runs without gradients.
+    """
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
+            if INDEXING in name:
+                parameter.zero_()
+                continue
             assert parameter.grad is not None
             parameter.copy_(parameter.grad)

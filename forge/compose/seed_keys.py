@@ -337,6 +337,10 @@ model.logits_dot_in_fp32 | logits_dot_in_fp32 ; objective.z_loss_weight | z_loss
 model.attention_sink | attention_sink ; train.qk_clip_threshold | qk_clip_threshold
 model.mixer.mla_naive_kvcache | mla_naive_kvcache ; model.mixer.q_lora_rank | q_lora_rank
 model.mixer.kv_lora_rank | kv_lora_rank ; model.mixer.qk_nope_head_dim | qk_nope_head_dim
+model.mixer.use_indexer | use_indexer ; model.mixer.indexer_head_dim | indexer_head_dim
+model.mixer.indexer_n_heads | indexer_n_heads ; model.mixer.indexer_topk | indexer_topk
+model.mixer.indexer_sparse_training | indexer_sparse_training
+model.mixer.indexer_loss_scaling_factor | indexer_loss_scaling_factor
 model.mixer.qk_rope_head_dim | qk_rope_head_dim ; model.mixer.v_head_dim | v_head_dim
 model.temperature_tuning | temperature_tuning ; model.moe.ffn_hidden_dim | base_moe_mlp_dim moe_mlp_dim
 model.moe.aux_loss_weight | load_balance_loss_weight ; model.moe.norm_topk_prob | norm_topk_prob

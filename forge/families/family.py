@@ -25,6 +25,7 @@ OF_TRAINING = (
     *("new_rows", "fused_qkv", "fused_gate_up", "logits_dot_in_fp32", "initial_law"),
     *("layers", "kinds", "path", "pretrained", "_target_", "mla_naive_kvcache"),
     *("gdn_chunk_size", "gdn_kernel", "ssm_chunk_size", "recipe", "init_std_tables"),
+    *("indexer_sparse_training", "indexer_loss_scaling_factor"),
 )
 OF_MOE_TRAINING = (
     "force_balance",

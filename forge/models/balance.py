@@ -11,13 +11,16 @@ from torch import Tensor, nn
 
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.models.contract import StepReport
+from forge.models.mixers.indexer import Indexing, number_of_losses
 from forge.models.moe import MoE
 from forge.models.routing_record import SUMS
 from forge.tensors.wide import widest
 
 
 class Balanced:
-    """A model with a balance of experts in each step, over all of this rank's layers together."""
+    """A model with a balance of experts, or indexers that learn, over all layers of this rank in
+    each step.
+    """
 
     @cached_property
     def balance(self) -> Balance:
@@ -25,13 +28,27 @@ class Balanced:
         assert isinstance(self, nn.Module)
         return Balance(self)
 
+    @cached_property
+    def indexing(self) -> Indexing:
+        """The indexers of the layers present at the first step."""
+        assert isinstance(self, nn.Module)
+        return Indexing(self)
+
     def begin_step(self, scale: Tensor | float) -> None:
         self.balance.begin_step(scale)
+        self.indexing.begin_step(scale)
 
     def end_of_step(
         self, done: float, *, skipped: Tensor, total: Callable[[Tensor], Tensor]
     ) -> StepReport:
-        return self.balance.end_of_step(done, skipped=skipped, total=total)
+        of_experts = self.balance.end_of_step(done, skipped=skipped, total=total)
+        of_indexers = self.indexing.end_of_step(device=skipped.device, total=total)
+        return StepReport(of_experts.sums | of_indexers.sums, of_experts.means)
+
+
+def has_steps(section: DecoderConfig) -> bool:
+    """Whether a model of this section is to be `Balanced`."""
+    return section.is_moe or number_of_losses(section) > 0
 
 
 class Balance:

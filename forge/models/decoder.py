@@ -14,7 +14,7 @@ from forge.config.model.attention_options import Span
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.moe import is_moe_layer
 from forge.config.model.skips.backout import middle
-from forge.models.balance import Balanced
+from forge.models.balance import Balanced, has_steps
 from forge.models.cache import KVCache, LayerCache, seen_in, token_positions
 from forge.models.documents import (
     Packed,
@@ -138,7 +138,7 @@ class Decoder(TableValues, nn.Module):
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
-        if section.is_moe:
+        if has_steps(section):
             mix_in(self, Balanced)
         self.section = section
         self.table = {tensor.name: tensor for tensor in section.tensors()}

@@ -10,6 +10,7 @@ from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.mixers.mla import MLA as MLAConfig
 from forge.models.cache import LayerCache
 from forge.models.head import weight_of
+from forge.models.mixers.indexer import Index, Indexer, Target
 from forge.models.norm import make_rms_norm
 from forge.models.rope import Rotation, rotate, softmax_scale
 from forge.models.sdpa import WRITTEN_OUT, causal_attention, on_device, written_out
@@ -48,6 +49,7 @@ class MLA(nn.Module):
         per_head = mixer.qk_nope_head_dim + mixer.v_head_dim
         self.wkv_b = nn.Linear(mixer.kv_lora_rank, heads * per_head, bias=False)
         self.wo = nn.Linear(heads * mixer.v_head_dim, dim, bias=False)
+        self.indexer = Indexer(section) if mixer.use_indexer else None
 
     def forward(
         self,
@@ -58,7 +60,8 @@ class MLA(nn.Module):
     ) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the earlier tokens."""
         section = self.section
-        q = self.wq_b(self.q_norm(self.wq_a(x))) if section.q_lora_rank else self.wq(x)
+        made_of = self.q_norm(self.wq_a(x)) if section.q_lora_rank else x
+        q = self.wq_b(made_of) if section.q_lora_rank else self.wq(x)
         q = q.unflatten(-1, (-1, section.qk_head_dim))
         latent, k_shared = self.wkv_a(x).split((section.kv_lora_rank, section.qk_rope_head_dim), -1)
         latent = self.kv_norm(latent)
@@ -67,18 +70,59 @@ class MLA(nn.Module):
             q = torch.cat((unrotated, rotate(rotated, rotation, adjacent=self.adjacent)), -1)
             k_shared = rotate(k_shared.unsqueeze(2), rotation, adjacent=self.adjacent)[:, :, 0]
         q = q.transpose(1, 2)
-        if cache is None:
+        if self.indexer is not None:
+            index = self.indexer(x, made_of, rotation)
+            heads = self.among_chosen(self.indexer, index, q, latent, k_shared, cache, *seen)
+        elif cache is None:
             heads = self.attend(q, *self.keys_and_values(latent, k_shared), *seen)
-        elif section.mla_naive_kvcache:
-            heads = self.attend(q, *cache.append(*self.keys_and_values(latent, k_shared)), *seen)
         else:
-            (held,) = cache.append(torch.cat((latent, k_shared), -1))
-            if x.shape[1] == 1:
-                heads = self.absorbed(q, held, *seen)
-            else:
-                widths = section.kv_lora_rank, section.qk_rope_head_dim
-                heads = self.attend(q, *self.keys_and_values(*held.split(widths, -1)), *seen)
+            held = cache.append(*self.cached(latent, k_shared))
+            heads = self.attend_to_cached(q, held, *seen)
         return self.wo(heads.transpose(1, 2).flatten(2))
+
+    def cached(self, latent: Tensor, k_shared: Tensor) -> tuple[Tensor, ...]:
+        """The tensors of tokens kept in a cache."""
+        if self.section.mla_naive_kvcache:
+            return self.keys_and_values(latent, k_shared)
+        return (torch.cat((latent, k_shared), -1),)
+
+    def attend_to_cached(
+        self, q: Tensor, held: tuple[Tensor, ...], seen: Tensor | None = None
+    ) -> Tensor:
+        """Attend over the tensors of a cache; arguments as of `attend`."""
+        section = self.section
+        if section.mla_naive_kvcache:
+            k, v = held
+            return self.attend(q, k, v, seen)
+        if q.shape[2] == 1:
+            return self.absorbed(q, held[0], seen)
+        widths = section.kv_lora_rank, section.qk_rope_head_dim
+        return self.attend(q, *self.keys_and_values(*held[0].split(widths, -1)), seen)
+
+    def among_chosen(
+        self,
+        indexer: Indexer,
+        index: Index,
+        q: Tensor,
+        latent: Tensor,
+        k_shared: Tensor,
+        cache: LayerCache | None,
+        seen: Tensor | None = None,
+    ) -> Tensor:
+        """Attend over the keys that the indexer chooses, and teach the indexer."""
+        if cache is not None:
+            *held, keys = cache.append(*self.cached(latent, k_shared), index.keys)
+            index = index._replace(keys=keys)
+            if self.section.chooses:
+                seen = indexer.choose(index, seen, q.dtype)
+            return self.attend_to_cached(q, tuple(held), seen)
+        if self.section.chooses:
+            seen = indexer.choose(index, seen, q.dtype)
+        k, v = self.keys_and_values(latent, k_shared)
+        heads = self.attend(q, k, v, *(() if seen is None else (seen,)))
+        if not (self.section.learns_to_choose and index.keys.requires_grad):
+            return heads
+        return indexer.learn(heads, index, seen, Target(q.detach(), k.detach(), self.scale))
 
     def choose_kernel(self, capability: tuple[int, int]) -> None:
         """Take the fastest kernel on a GPU of this compute capability."""

@@ -13,19 +13,20 @@ SUMS = ("tokens", "entropy", "dropped", "aux_loss", "sequence_aux_loss", "router
 class RoutingRecord(nn.Module):
     """Counts and sums of a layer over the micro-batches of a step, in unsaved buffers.
 
-    counts: [experts] int64, assignments, dropped ones too. sums: [len(SUMS)], over tokens. scale:
-    factor of the auxiliary losses: 1 / target tokens of the step, times a loss scale.
+    counts: [experts] int64, assignments, dropped ones too. sums: [len(SUMS)], over tokens, or as
+    many as another layer has. scale: factor of the auxiliary losses: 1 / target tokens of the step,
+    times a loss scale.
     """
 
     counts: Tensor
     sums: Tensor
     scale: Tensor
 
-    def __init__(self, num_experts: int) -> None:
+    def __init__(self, num_experts: int, sums: int = len(SUMS)) -> None:
         super().__init__()
         counts = torch.zeros(num_experts, dtype=torch.int64)
         self.register_buffer("counts", counts, persistent=False)
-        self.register_buffer("sums", torch.zeros(len(SUMS)), persistent=False)
+        self.register_buffer("sums", torch.zeros(sums), persistent=False)
         self.register_buffer("scale", torch.zeros(()), persistent=False)
 
     def attach(self, y: Tensor, loss: Tensor, counts: Tensor, sums: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from forge.config.parallel import Parallel
 from forge.models.decoder import Decoder
 from forge.models.dropout import Jitter, StreamDropout
 from forge.models.head import Head
+from forge.models.mixers.indexer import Indexer
 from forge.models.mixers.mamba2 import GatedGroupNorm
 from forge.models.norm import NormOfHeads, eps_for
 from forge.models.positions import Positions, Sinusoids
@@ -265,6 +266,19 @@ class GroupsOverRanks:
         return sums[..., ranks.rank // sharing, None] / self.group
 
 
+class AttentionOverRanks:
+    """Mixin of an indexer: it foresees the attention of all ranks' heads, alike on each rank."""
+
+    over_tp: Width
+
+    @property
+    def summands(self) -> int:
+        return self.over_tp.size
+
+    def over_heads(self, shares: Tensor) -> Tensor:
+        return sum_over(shares, self.over_tp.group)
+
+
 class ValueOverRanks:
     """Mixin of a value head: each rank reads its part of the hidden states' width."""
 
@@ -281,6 +295,7 @@ SEAMS: dict[type, type] = {
     Sinusoids: PartOfPositions,
     NormOfHeads: NormOverRanks,
     GatedGroupNorm: GroupsOverRanks,
+    Indexer: AttentionOverRanks,
     Smear: SmearOfWhole,
     ValueHead: ValueOverRanks,
     nn.Embedding: Rows,

@@ -112,10 +112,10 @@ def _olmo3(*shape: int) -> Content:
 
 
 def _deepseek(kind: str, layers: int, dim: int, heads: int, ffn: int, **more: Any) -> Content:
-    vocab = 129280 if kind == "deepseek_v3" else 102400
+    vocab = 102400 if kind == "deepseek_v2" else 129280
     shape = _shape(layers, dim, heads, heads, ffn, vocab, 163840)
     yarn = {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1}
-    mscale = 1.0 if kind == "deepseek_v3" else 0.707
+    mscale = 0.707 if kind == "deepseek_v2" else 1.0
     yarn |= {"original_max_position_embeddings": 4096, "mscale": mscale, "mscale_all_dim": mscale}
     widths = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
     widths |= {"v_head_dim": 128, "q_lora_rank": 1536, "rms_norm_eps": 1e-6}
@@ -235,6 +235,9 @@ PUBLISHED: dict[str, Content] = {
     | _v2(160, 1536, routed_scaling_factor=16.0, **V2_GROUPS),
     "deepseek3_671b": _deepseek("deepseek_v3", 61, 7168, 128, 18432)
     | _v3(256, 3, 2.5, n_group=8, topk_group=4),
+    "deepseek3_2_671b": _deepseek("deepseek_v32", 61, 7168, 128, 18432)
+    | _v3(256, 3, 2.5, n_group=8, topk_group=4)
+    | {"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64},
     "kimi_k2": _deepseek("deepseek_v3", 61, 7168, 64, 18432)
     | _v3(384, 1, 2.827, n_group=1, topk_group=1)
     | {"vocab_size": 163840, "max_position_embeddings": 131072}

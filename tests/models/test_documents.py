@@ -29,6 +29,8 @@ WIDTHS = {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_
 DELTA = {"gdn_num_key_heads": 2, "gdn_num_value_heads": 4, "gdn_key_head_dim": 6}
 DELTA |= {"gdn_value_head_dim": 10, "gdn_chunk_size": 5}
 MAMBA = {"ssm_num_heads": 4, "ssm_head_dim": 6, "ssm_state_size": 10, "ssm_chunk_size": 5}
+INDEXER: Any = {"use_indexer": True, "indexer_sparse_training": True, "indexer_topk": 3}
+INDEXER |= {"indexer_head_dim": 12, "indexer_n_heads": 5, "indexer_loss_scaling_factor": 1.0}
 NO_LOSS = {"aux_loss_weight": 0.0, "sequence_aux_loss_weight": 0.0, "z_loss_weight": 0.0}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -86,6 +88,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "kinds": {"delta": {"mixer": {"schema": "gated_delta_net", **DELTA}}},
         "layers": ["delta", "delta", "default"],
     },
+    "indexer": {
+        "mixer": MLA(q_lora_rank=12, mla_naive_kvcache=False, **WIDTHS, **INDEXER),
+    },
     "one branch a block": {
         "kinds": {
             "mamba": {"mixer": {"schema": "mamba2", **MAMBA}, "feed_forward": {"schema": "none"}},
@@ -105,6 +110,8 @@ def decoder(options: dict[str, Any]) -> Decoder:
     sizes = {"dim": 32, "n_layers": 3, "n_heads": 4, "ffn_hidden_dim": 48, "init_std": 0.2}
     model = Decoder(DecoderConfig(**(sizes | {"vocab_size": VOCAB, "max_seq_len": SEQ} | options)))
     init_weights(model, 0)
+    if hasattr(model, "begin_step"):
+        model.begin_step(0.3)  # losses inside layers
     return model.double()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -12,6 +14,8 @@ WIDTHS = {"kv_lora_rank": 20, "qk_nope_head_dim": 10, "qk_rope_head_dim": 8, "v_
 DELTA = {"gdn_num_key_heads": 2, "gdn_num_value_heads": 4, "gdn_key_head_dim": 6}
 DELTA |= {"gdn_value_head_dim": 10, "gdn_chunk_size": 5}
 MAMBA = {"ssm_num_heads": 4, "ssm_head_dim": 6, "ssm_state_size": 10, "ssm_chunk_size": 5}
+INDEXER: Any = {"use_indexer": True, "indexer_sparse_training": True, "indexer_topk": 3}
+INDEXER |= {"indexer_head_dim": 12, "indexer_n_heads": 5}
 SHAPES = {
     "mha rope": {},
     "gqa rope": {"n_kv_heads": 2},
@@ -56,6 +60,10 @@ SHAPES = {
         "kinds": {"delta": {"mixer": {"schema": "gated_delta_net", **DELTA}}},
         "layers": ["delta", "default"],
     },
+    "indexer, latents": {
+        "mixer": MLA(q_lora_rank=12, mla_naive_kvcache=False, **WIDTHS, **INDEXER),
+    },
+    "indexer, keys": {"mixer": MLA(q_lora_rank=12, **WIDTHS, **INDEXER)},
     "one branch a block": {
         "kinds": {
             "mamba": {"mixer": {"schema": "mamba2", **MAMBA}, "feed_forward": {"schema": "none"}},

@@ -13,10 +13,12 @@ from test_rope import parameters
 from test_transformers_parity import VOCAB, Pick, assert_equal_models, randomise
 from torch import Tensor, nn
 from transformers import (
+    AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    DeepseekV32Config,
 )
 from transformers.models.deepseek_v2 import modeling_deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
@@ -202,6 +204,7 @@ PUBLISHED = {
         first_k_dense_replace=1,
     ),
     "deepseek3_671b": DeepseekV3Config(),
+    "deepseek3_2_671b": DeepseekV32Config(),
     "kimi_k2": DeepseekV3Config(
         vocab_size=163840,
         num_attention_heads=64,
@@ -215,8 +218,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("preset", PUBLISHED)
 def test_a_preset_is_as_large_as_the_published_model(preset: str) -> None:
     config = PUBLISHED[preset]
-    kind = DeepseekV2ForCausalLM if config.model_type == "deepseek_v2" else DeepseekV3ForCausalLM
     with torch.device("meta"):
-        peer = kind(config)
+        peer = AutoModelForCausalLM.from_config(config)
     size = sum(parameter.numel() for parameter in peer.parameters())
     assert forge.compose([f"model={preset}"]).model.num_params_estimate == size

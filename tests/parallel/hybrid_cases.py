@@ -33,6 +33,18 @@ one branch a block: one device, selective recompute | recompute=selective | one 
 one branch a block: fsdp2 | dp_shard=2 | one branch
 one branch a block: tp2 | tp=2 | one branch | float64
 one branch a block: pp2 | pp2 | one branch
+indexer: one device, full recompute | recompute=full | indexer
+indexer: one device, selective recompute | recompute=selective | indexer, warm-up
+indexer: one device, compiled | compiled | indexer
+indexer: fsdp2 | dp_shard=2 | indexer | float64
+indexer: fsdp2, warm-up | dp_shard=2 | indexer, warm-up
+indexer: tp2 | tp=2 | indexer | float64
+indexer: tp2, warm-up | tp=2 | indexer, warm-up | float64
+indexer: tp2 without sequence parallel | tp=2 no_sp | indexer
+indexer: tp4 | tp=4 | indexer
+indexer: tp2 x fsdp2 | tp=2 dp_shard=2 | indexer, clipped
+indexer: pp2 | pp2 | indexer
+indexer: tp2, mtp | tp=2 | indexer, mtp
 mtp: one device, compiled | compiled | mtp
 mtp: fsdp2 | dp_shard=2 | mtp | float64
 mtp: fsdp2, tied, chunked | dp_shard=2 chunked | mtp, tied
@@ -40,6 +52,8 @@ mtp: tp2 | tp=2 | mtp | float64
 mtp: tp2 without sequence parallel | tp=2 no_sp | mtp
 mtp: tp2 x fsdp2 | tp=2 dp_shard=2 | mtp, tied
 packed: mtp, tp2 | tp=2 | packed mtp
+packed: indexer, fsdp2 | dp_shard=2 | packed indexer
+packed: indexer, tp2 | tp=2 | packed indexer, warm-up
 packed: mamba, tp2 | tp=2 | packed mamba
 packed: short convolutions, tp2 | tp=2 | packed short convolutions
 """)

@@ -323,6 +323,7 @@ moe: cp2, capacity, micro-batch | cp=2 | moe, capacity, micro-batch
 moe: ep2 | ep=2 | moe, clipped
 moe: ep2, one branch a block | ep=2 | one branch, moe
 moe: tp2, one branch a block | tp=2 | one branch, moe
+moe: ep2, indexer | ep=2 | indexer, moe
 moe: ep2, mtp | ep=2 | mtp, moe
 moe: tp2, mtp | tp=2 | mtp, moe
 moe: ep2, deepseek | ep=2 | moe, deepseek

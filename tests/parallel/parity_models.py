@@ -75,6 +75,11 @@ ALONE = (
     "attend:{feed_forward:{schema:none}},mlp:{mixer:{schema:none}}} "
     "model.layers=[mamba,mlp,attend,mlp] model.n_layers=4"
 )
+INDEXED = (
+    "model.mixer.use_indexer=true model.mixer.indexer_head_dim=16 model.mixer.indexer_n_heads=5 "
+    "model.mixer.indexer_topk=7 model.mixer.indexer_loss_scaling_factor=0.7"
+)
+SPARSE = "model.mixer.indexer_sparse_training=true"
 FURTHER = "model.mtp_num_layers=2 objective.mtp_loss_scaling_factor=0.3"
 CONV = "model.kinds={conv:{mixer:{schema:short_conv,conv_bias:true}}} model.layers=[conv,default]"
 
@@ -106,6 +111,7 @@ SMEARED = "model.smear=true model.residual_scalars=true model.embedding_norm=tru
 
 PACKED = (
     *("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "delta", "moe"),
+    *("indexer", "indexer, warm-up"),
     *("mamba", "short convolutions", "mtp"),
     *("gpt-oss", "llama4", "dropout", "nanochat"),
 )
@@ -140,6 +146,11 @@ MODELS = {
     "one branch": ALONE,
     "mtp": FURTHER,
     "mtp, tied": f"{FURTHER} {TIED}",
+    "indexer": f"{MLA} {INDEXED} {SPARSE}",
+    "indexer, clipped": f"{MLA} {INDEXED} {SPARSE} {CLIPPED}",
+    "indexer, warm-up": f"{MLA} {INDEXED}",
+    "indexer, mtp": f"{MLA} {INDEXED} {SPARSE} {FURTHER}",
+    "indexer, moe": f"{MLA} {INDEXED} {SPARSE} {MOE} {DEEPSEEK}",
     "mla, moe": f"{MLA} {MOE} {DEEPSEEK}",
     "llama, z-loss, clipped": f"objective.z_loss_weight=0.01 {CLIPPED}",
     "llama, clipped": CLIPPED,

@@ -50,6 +50,9 @@ DELTA = {"mixer.gdn_num_key_heads": 2, "mixer.gdn_num_value_heads": 4, "mixer.gd
 DELTA |= {"mixer.gdn_key_head_dim": 12, "mixer.gdn_value_head_dim": 10}
 MAMBA = {"mixer.ssm_num_heads": 4, "mixer.ssm_head_dim": 24, "mixer.ssm_chunk_size": 8}
 MAMBA |= {"mixer.ssm_state_size": 12, "mixer.ssm_n_groups": 2}
+INDEXED = MLA | {"mixer.q_lora_rank": 12, "mixer.use_indexer": True, "mixer.indexer_topk": 8}
+INDEXED |= {"mixer.indexer_n_heads": 4, "mixer.indexer_head_dim": 24}
+INDEXED |= {"mixer.indexer_loss_scaling_factor": 1.0}
 CONV = {"mixer.conv_kernel_dim": 3}
 SKIPS = dict.fromkeys(("value_embeddings", "residual_scalars", "x0_scalars", "smear"), True)
 SKIPS |= {"backout": True, "norm_with_scale": False}
@@ -163,6 +166,10 @@ def test_weights_gradients_and_optimizer_state_are_exact(
         pytest.param(DELTA, "none", marks=pytest.mark.nightly),
         pytest.param(MAMBA, "none", marks=pytest.mark.nightly),
         pytest.param(CONV, "none", marks=pytest.mark.nightly),
+        pytest.param(INDEXED, "none", marks=pytest.mark.nightly),
+        pytest.param(
+            INDEXED | {"mixer.indexer_sparse_training": True}, "none", marks=pytest.mark.nightly
+        ),
     ],
     ids=str,
 )

@@ -9,6 +9,7 @@ from math import prod
 
 from forge.config.model.decoder import Decoder
 from forge.config.model.layer import Model
+from forge.config.model.mixers.indexer import indexed
 from forge.config.model.mtp import MTP
 from forge.config.objectives.base import CrossEntropy, Objective
 from forge.config.parallel import ONE_STAGE_SCHEDULES, V_SCHEDULE, ZERO_BUBBLE_SCHEDULES, Parallel
@@ -149,6 +150,17 @@ def cp_recurrent(model: Decoder, parallel: Parallel) -> Findings:
                 f"{message} tokens in order: parallel.cp cannot cut a sequence.",
                 "parallel.cp=1",
             )
+            return
+
+
+@rule("parallel.cp_indexer", CP, "model.mixer", "model.kinds", "model.layers")
+def cp_indexer(model: Decoder, parallel: Parallel) -> Findings:
+    """An indexer chooses among the keys of a whole sequence, which context parallelism cuts over
+    ranks: parallel.cp is 1.
+    """
+    for path, _, _ in indexed(model):
+        if parallel.cp > 1:
+            yield CP, f"{path}.mixer.use_indexer=true chooses among all keys.", "parallel.cp=1"
             return
 
 

@@ -6,6 +6,7 @@ from forge.config.model.decoder import Decoder
 from forge.config.model.hub_folder import FolderDecoder
 from forge.config.model.layer import Model
 from forge.config.model.mixers.gated_delta_net import GatedDeltaNet
+from forge.config.model.mixers.indexer import indexed
 from forge.config.model.mtp import MTP
 from forge.config.objectives.base import CrossEntropy, Objective
 from forge.config.precision import Precision
@@ -190,3 +191,38 @@ def mtp_block(model: Decoder) -> Findings:
         yield MTP, message, f"{MTP}=0"
     elif model.has_skips:
         yield MTP, "the modules would need what goes around the layers.", f"{MTP}=0"
+
+
+@rule("model.indexer", "model.mixer", *KINDS)
+def indexer(model: Decoder) -> Findings:
+    """An indexer reads the latent of queries, has heads at least as wide as what is rotated, and
+    chooses among all earlier keys.
+    """
+    for path, layer, mixer in indexed(model):
+        key = f"{path}.mixer.use_indexer"
+        width, wanted = mixer.indexer_head_dim, layer.rotary_dim
+        if not getattr(mixer, "q_lora_rank", 0):
+            yield key, "there is no latent of queries to read.", f"{path}.mixer.q_lora_rank=1536"
+        if layer.is_rotary and width < wanted:
+            narrow = f"{path}.mixer.indexer_head_dim"
+            message = f"{narrow} ({width}) must be at least the rotated width ({wanted})."
+            yield narrow, message, f"{narrow}={wanted}"
+        for option in ("sliding_window_size", "chunk_attn_window_size", "attn_logits_soft_cap"):
+            if getattr(layer, option):
+                message = "an indexer chooses among all earlier keys, by scores without a cap."
+                yield f"{path}.{option}", message, f"{path}.{option}=0"
+
+
+@rule("model.indexer_trained", "model.mixer", *KINDS, warning=True)
+def indexer_trained(model: Decoder, train: Train) -> Findings:
+    """An indexer should be used or learn, and leave out some keys of train.seq_len."""
+    for path, _, mixer in indexed(model):
+        key = f"{path}.mixer"
+        if not mixer.chooses and not mixer.learns_to_choose:
+            message = "nothing reads this indexer, and it learns nothing."
+            hint = f"{key}.indexer_sparse_training=true or {key}.indexer_loss_scaling_factor=1"
+            yield f"{key}.use_indexer", message, hint
+        elif mixer.chooses and mixer.indexer_topk >= train.seq_len:
+            topk, seq = mixer.indexer_topk, train.seq_len
+            message = f"{topk} keys are chosen of at most {seq}: no key is ever left out."
+            yield f"{key}.indexer_topk", message, f"{key}.indexer_topk={max(seq // 4, 1)}"

@@ -9,11 +9,12 @@ from forge.config.field import opt, section
 from forge.config.model.activations import Kept, Named, Numbers
 from forge.config.model.layer import LayerShape
 from forge.config.model.mixers.base import OF_HEADS, Mixer
+from forge.config.model.mixers.indexer import Indexed
 from forge.config.model.tensors import TensorSpec, linear, norm
 
 
 @section
-class MLA(Mixer):
+class MLA(Indexed, Mixer):
     """Multi-head latent attention: the keys and values of all heads are made of one narrow latent
     (DeepSeek-V2, arXiv:2405.04434, section 2.1).
     """
@@ -44,9 +45,10 @@ class MLA(Mixer):
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     def cached(self, layer: LayerShape, tp: int) -> int:
+        key = self.indexer_head_dim if self.use_indexer else 0
         if self.mla_naive_kvcache:
-            return layer.n_heads // tp * (self.qk_head_dim + self.v_head_dim)
-        return self.kv_lora_rank + self.qk_rope_head_dim
+            return layer.n_heads // tp * (self.qk_head_dim + self.v_head_dim) + key
+        return self.kv_lora_rank + self.qk_rope_head_dim + key
 
     def rotary_dim(self, layer: LayerShape) -> int:
         return layer.rotated(self.qk_rope_head_dim)
@@ -65,10 +67,17 @@ class MLA(Mixer):
         key_value_width = self.qk_nope_head_dim + self.v_head_dim
         yield from linear("wkv_b", heads * key_value_width, self.kv_lora_rank, **of_heads)
         yield from linear("wo", dim, heads * self.v_head_dim, part=part, tp=1, residual=True)
+        if self.use_indexer:
+            yield from self.indexer_tensors(dim, self.q_lora_rank)
 
     def flops(self, layer: LayerShape, seq_len: int) -> int:
-        """Return 6 * heads * (width of keys + of values) * the tokens seen by one token."""
-        return 6 * layer.n_heads * (self.qk_head_dim + self.v_head_dim) * layer.seen(seq_len)
+        """Return 6 * heads * (width of keys + of values) * the tokens read by one token, and the
+        FLOPs of an indexer.
+        """
+        heads, read = layer.n_heads, self.read_keys(layer, seq_len)
+        of_scores = heads * self.qk_head_dim
+        of_indexer = self.indexer_flops(layer, seq_len, self.q_lora_rank, of_scores)
+        return 6 * heads * (self.qk_head_dim + self.v_head_dim) * read + of_indexer
 
     def kept(self, layer: LayerShape, numbers: Numbers) -> Kept | None:
         if layer.seen(numbers.seq_len) < numbers.seq_len or layer.attn_logits_soft_cap:
@@ -78,6 +87,7 @@ class MLA(Mixer):
         key_value_width = self.qk_nope_head_dim + v
         latents = 2 * (self.q_lora_rank + self.kv_lora_rank)  # before and after their norms
         read = latents + heads * (2 * qk + key_value_width + v)
+        of_indexer = self.indexer_kept(numbers) if self.use_indexer else 0
         dim, latent = layer.dim, self.q_lora_rank
         tensors = {"query_wa_proj": numbers.product(latent, dim, 1)} if latent else {}
         tensors |= {
@@ -87,4 +97,4 @@ class MLA(Mixer):
             "context": Named(bytes=width * heads * v, flops=self.flops(layer, numbers.seq_len) / 3),
             "out_proj": numbers.to_stream(dim, layer.n_heads * v),
         }
-        return Kept(all=width * read, named=tensors)
+        return Kept(all=width * read + of_indexer, named=tensors)

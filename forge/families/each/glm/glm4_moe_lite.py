@@ -23,10 +23,7 @@ class Glm4MoeLite(DeepSeekV3):
 
     def routing(self, keys: Keys) -> dict[str, Any]:
         count = keys.number("num_hidden_layers") or 0
-        types = keys.take("mlp_layer_types", default=[DENSE] + [SPARSE] * (count - 1))
-        first = types.index(SPARSE) if SPARSE in types else len(types)
-        if list(types) != [DENSE] * first + [SPARSE] * (count - first):
-            keys.faults.append("mlp_layer_types: layers without experts are the first ones")
+        first = dense_first(keys, count)
         moe = super().routing(keys)
         if keys.has("first_k_dense_replace") and moe["first_num_dense_layers"] != first:
             keys.faults.append("first_k_dense_replace: transformers reads mlp_layer_types alone")
@@ -37,3 +34,12 @@ class Glm4MoeLite(DeepSeekV3):
         del config["first_k_dense_replace"]
         types = [DENSE] * first + [SPARSE] * (section.n_layers - first)
         return config | {"mlp_layer_types": types}
+
+
+def dense_first(keys: Keys, count: int) -> int:
+    """Read the number of first layers, of `count`, without experts."""
+    types = keys.take("mlp_layer_types", default=[DENSE] + [SPARSE] * (count - 1))
+    first = types.index(SPARSE) if SPARSE in types else len(types)
+    if list(types) != [DENSE] * first + [SPARSE] * (count - first):
+        keys.faults.append("mlp_layer_types: layers without experts are the first ones")
+    return first

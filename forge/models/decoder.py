@@ -372,10 +372,11 @@ class Decoder(TableValues, nn.Module):
     @property
     def reads_branches(self) -> bool:
         """Whether `hidden` takes `branches`: a smear and a recurrent state read the token before,
-        which is that of another text.
+        which is that of another text, and blocks of MoBA have the keys of one text.
         """
-        recurrent = any(layer.mixer.recurrent for _, layer in self.section.in_use())
-        return self.reads_padding and not recurrent and not self.section.smear
+        layers = [layer for _, layer in self.section.in_use()]
+        of_one = any(layer.mixer.recurrent or layer.moba for layer in layers)
+        return self.reads_padding and not of_one and not self.section.smear
 
     def new_cache(self, max_len: int | None = None, padding: Tensor | None = None) -> KVCache:
         """Make an empty cache. padding: [batch], number of filler tokens before each row's text."""

@@ -90,6 +90,10 @@ class CutSequences:
         self.sequences.cut = cache is None
         return super().hidden(tokens, cache=cache, **more)  # type: ignore[misc]
 
+
+class CutSequencesAhead(CutSequences):
+    """Mixin of a decoder with modules for further tokens."""
+
     def hidden_ahead(self, tokens: Tensor, **more: Any) -> tuple[Tensor, ...]:
         self.sequences.cut = True
         return super().hidden_ahead(tokens, **more)  # type: ignore[misc]
@@ -98,5 +102,6 @@ class CutSequences:
 def cut_sequences(model: Any) -> Sequences:
     """Make the decoder note at each reading whether sequences are cut."""
     if not isinstance(model, CutSequences):
-        mix_in(model, CutSequences, sequences=Sequences())
+        ahead = hasattr(model, "hidden_ahead")
+        mix_in(model, CutSequencesAhead if ahead else CutSequences, sequences=Sequences())
     return model.sequences

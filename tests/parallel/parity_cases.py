@@ -262,6 +262,15 @@ one branch a block: one device, selective recompute | recompute=selective | one 
 one branch a block: fsdp2 | dp_shard=2 | one branch
 one branch a block: tp2 | tp=2 | one branch | float64
 one branch a block: pp2 | pp2 | one branch
+moba: one device, compiled | compiled | moba
+moba: fsdp2 | dp_shard=2 | moba | float64
+moba: tp2 | tp=2 | moba | float64
+moba: tp4 | tp=4 | moba
+moba: pp2 | pp2 | moba
+moba: cp2 all_gather | cp=2 | moba | float64
+moba: cp2 ulysses | cp=2 ulysses | moba
+moba: cp2 x tp2 | cp=2 tp=2 | moba
+moba: fsdp2, full recompute | dp_shard=2 recompute=full | moba
 mtp: one device, compiled | compiled | mtp
 mtp: fsdp2 | dp_shard=2 | mtp | float64
 mtp: fsdp2, tied, chunked | dp_shard=2 chunked | mtp, tied
@@ -282,6 +291,9 @@ sft: cp2 x tp2 | cp=2 tp=2 | sft
 packed: delta nets, fsdp2, compiled | dp_shard=2 compiled | packed delta
 packed: delta nets, tp2 | tp=2 | packed delta
 packed: delta nets, pp2 | pp2 | packed delta | float64
+packed: moba, tp2 | tp=2 | packed moba
+packed: moba, cp2 all_gather | cp=2 | packed moba
+packed: moba, cp2 ulysses | cp=2 ulysses | packed moba
 packed: mtp, tp2 | tp=2 | packed mtp
 packed: mamba, tp2 | tp=2 | packed mamba
 packed: short convolutions, tp2 | tp=2 | packed short convolutions

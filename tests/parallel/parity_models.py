@@ -75,6 +75,11 @@ ALONE = (
     "attend:{feed_forward:{schema:none}},mlp:{mixer:{schema:none}}} "
     "model.layers=[mamba,mlp,attend,mlp] model.n_layers=4"
 )
+# Blocks that no part of a sequence divides into, in one of two kinds of layers.
+MOBA = (
+    "model.kinds={blocks:{moba:true,moba_chunk_size:3,moba_topk:2}} "
+    "model.layers=[blocks,blocks,default]"
+)
 FURTHER = "model.mtp_num_layers=2 objective.mtp_loss_scaling_factor=0.3"
 CONV = "model.kinds={conv:{mixer:{schema:short_conv,conv_bias:true}}} model.layers=[conv,default]"
 
@@ -106,7 +111,7 @@ SMEARED = "model.smear=true model.residual_scalars=true model.embedding_norm=tru
 
 PACKED = (
     *("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "delta", "moe"),
-    *("mamba", "short convolutions", "mtp"),
+    *("mamba", "short convolutions", "mtp", "moba"),
     *("gpt-oss", "llama4", "dropout", "nanochat"),
 )
 """Models that are also tried with documents that share sequences."""
@@ -138,6 +143,7 @@ MODELS = {
     "mamba": MAMBA,
     "short convolutions": CONV,
     "one branch": ALONE,
+    "moba": MOBA,
     "mtp": FURTHER,
     "mtp, tied": f"{FURTHER} {TIED}",
     "mla, moe": f"{MLA} {MOE} {DEEPSEEK}",

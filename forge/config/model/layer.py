@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omegaconf import MISSING
 
 from forge.config.field import AutoInt, Condition, Section, opt, section
-from forge.config.model.attention_options import AttentionOptions
+from forge.config.model.block_attention import BlockAttention
 from forge.config.model.initial_law import InitialLaw
 from forge.config.model.mtp import MultiToken
 from forge.config.model.rotary import RotaryOptions
@@ -101,7 +101,7 @@ class Skips(ValueEmbeddings, ResidualScalars, Smear, Backout):
 
 @section
 class LayerShape(
-    RotaryOptions, AttentionOptions, WindowPattern, Skips, MultiToken, InitialLaw, Model
+    RotaryOptions, BlockAttention, WindowPattern, Skips, MultiToken, InitialLaw, Model
 ):
     """Options of a decoder that its layers read, with the values of one kind of layer."""
 

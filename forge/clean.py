@@ -60,10 +60,7 @@ def _main(options: argparse.Namespace) -> int:
         raise refusal("forge.clean", message, "try again where Slurm answers")
     if options.failed:
         runs = [entry for entry in runs if entry.run.state == FAILED]
-    if age is not None:
-        runs = [entry for entry in runs if entry.age >= age]
-    if size is not None:
-        runs = [entry for entry in runs if entry.extent.size > size]
+    runs = _old_and_large(runs, age, size)
     folders = options.folders or [Path(folder) for folder in FOLDERS]
     busy = {entry: why for entry in runs if (why := _linked(entry, folders) or _busy(entry))}
     runs = sorted((e for e in runs if e not in busy), key=lambda entry: -entry.extent.size)
@@ -77,6 +74,15 @@ def _main(options: argparse.Namespace) -> int:
         print("nothing was removed")
         return 0
     return _remove_all(runs)
+
+
+def _old_and_large(runs: Sequence[Entry], age: float | None, size: float | None) -> list[Entry]:
+    """The runs of this age, in seconds, at least, and above this size in bytes."""
+    if age is not None:
+        runs = [entry for entry in runs if entry.age >= age]
+    if size is not None:
+        runs = [entry for entry in runs if entry.extent.size > size]
+    return [*runs]
 
 
 def _table(found: Sequence[Entry]) -> str:

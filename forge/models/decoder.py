@@ -38,6 +38,8 @@ from forge.models.routing_record import RoutingRecord
 from forge.models.skips.scalars import Backout, rescaled, scalar
 from forge.models.skips.smear import Smear
 
+Places = tuple[int, Tensor | None]  # of the first token; of all, where they do not follow it
+
 
 class Block(nn.Module):
     """A token mixer, then a feed-forward layer or experts, each added to the residual stream, with
@@ -197,8 +199,7 @@ class Decoder(TableValues, nn.Module):
         `Jitter`. Takes hidden states where `reads_tokens` is false. Raises ValueError past
         max_seq_len.
         """
-        rows = {"documents": documents, "branches": branches}
-        beside = {**rows, "noise": noise, "jitter": jitter}
+        beside = {"documents": documents, "branches": branches, "noise": noise, "jitter": jitter}
         return self.to_head(self._read(tokens, cache=cache, **beside))
 
     def to_head(self, x: Tensor) -> Tensor:
@@ -234,6 +235,13 @@ class Decoder(TableValues, nn.Module):
             rows = self.packed(documents)
         positions = positions if rows is None else rows.positions
         x = self._enter(tokens, start, positions, cache) if self.reads_tokens else tokens
+        return self._received(self._through_blocks(x, tokens, (start, positions), rows, cache))
+
+    def _through_blocks(
+        self, x: Tensor, tokens: Tensor, at: Places, rows: Packed | None, cache: KVCache | None
+    ) -> Tensor:
+        """The input of the first block -> the output of the last one, [batch, seq, dim]."""
+        seq, (start, positions) = tokens.shape[1], at
         rotations = self._rotations(start, seq, positions)
         seen: dict[Span, Seen] = {}
         if rows is not None:
@@ -255,7 +263,7 @@ class Decoder(TableValues, nn.Module):
                     seen[span] = seen_in(layer_cache, seq, x.dtype)
                 x = block(x, rotations.get(kind), layer_cache, seen[span], **named)
             of_middle = x if int(layer) == self.middle else of_middle
-        return self._received(x if self.backout is None else self.backout(x, of_middle))
+        return x if self.backout is None else self.backout(x, of_middle)
 
     def _rotations(self, start: int, seq: int, positions: Tensor | None) -> dict[str, Rotation]:
         """Rotations by kind of layer, at positions start, start + 1, ..., or at `positions`."""

@@ -1,4 +1,4 @@
-"""Whether Triton kernels can run here: CUDA builds of torch bring Triton, the machine a compiler."""
+"""Whether Triton kernels can run: a CUDA build of torch brings Triton, the machine a compiler."""
 
 from __future__ import annotations
 

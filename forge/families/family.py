@@ -304,6 +304,7 @@ def _acting(layer: Decoder) -> dict[str, bool]:
         "short_window": False,  # compared by the windows of the layers
         "v_norm_with_scale": layer.v_norm,
         **dict.fromkeys(("moba_chunk_size", "moba_topk"), layer.moba),
+        "sinkhorn_iterations": layer.mhc_expansion_rate > 1,
         "temperature_tuning": tempered,
         "temperature_tuning_scale": tempered,
         "temperature_tuning_floor": tempered,

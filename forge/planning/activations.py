@@ -145,7 +145,8 @@ class Activations:
             held += Held(device=self.residual * self.model.dim / self.cut * self.model.kept_around)
         held = held * self.in_flight(stage)
         if stage.last:
-            held += Held(device=(self.residual + self.width) * self.model.dim)
+            streams = self.model.mhc_expansion_rate
+            held += Held(device=(streams * self.residual + self.width) * self.model.dim)
             held += Held(device=self.beside.of_head(self.numbers, self.tokens))
         return held * self.tokens
 
@@ -192,11 +193,15 @@ class Activations:
             last = layer.moe.kept(layer, numbers, rows=rows)
         if mixer is None or last is None:
             return None
-        stream, entering = self.residual * layer.dim // self.cut, numbers.width * layer.dim
+        stream = self.residual * layer.stream_dim(layer.dim) // self.cut
+        entering = numbers.width * layer.dim
         mixes, feeds = not layer.mixer.absent, not layer.feed_forward.absent
         # Experts count their input themselves.
         inputs = entering * (mixes + (feeds and not kind.moe))
         around = self._norms(layer) * (mixes + feeds) // self.cut + inputs
+        if layer.mhc_expansion_rate > 1:  # streams, and their norm in fp32
+            wide = stream + FP32 * layer.stream_dim(layer.dim) // self.cut
+            around += (mixes + feeds) * wide
         around += stream if layer.rescaled else 0  # for the gradient of its scalar
         unread = frozenset({LAST} if not (layer.norms_after or kind.moe) else ())
         of_layers = layer.moe.kept_around(layer, numbers, rows=rows) if kind.moe else 0.0

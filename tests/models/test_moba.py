@@ -40,7 +40,7 @@ def read_by(q: Tensor, k: Tensor, t: int, chunk: int, topk: int) -> list[int]:
     return [key for b in blocks for key in range(b * chunk, (b + 1) * chunk) if key <= t]
 
 
-@pytest.mark.parametrize("chunk, topk", [(4, 1), (4, 3), (5, 2), (7, 9), (64, 1)])
+@pytest.mark.parametrize(("chunk", "topk"), [(4, 1), (4, 3), (5, 2), (7, 9), (64, 1)])
 @pytest.mark.parametrize("lengths", [(SEQ,), (3, 17, 1, 8)], ids=["one document", "documents"])
 def test_chosen_keys_are_those_of_a_loop(chunk: int, topk: int, lengths: tuple[int, ...]) -> None:
     q, k = drawn(2, HEADS, SEQ, WIDTH), drawn(2, KV_HEADS, SEQ, WIDTH, seed=1)

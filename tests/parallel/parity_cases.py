@@ -271,6 +271,15 @@ moba: cp2 all_gather | cp=2 | moba | float64
 moba: cp2 ulysses | cp=2 ulysses | moba
 moba: cp2 x tp2 | cp=2 tp=2 | moba
 moba: fsdp2, full recompute | dp_shard=2 recompute=full | moba
+streams: one device, compiled | compiled | streams
+streams: fsdp2 | dp_shard=2 | streams, clipped | float64
+streams: tp2 | tp=2 | streams, clipped | float64
+streams: tp2 without sequence parallel | tp=2 no_sp | streams
+streams: pp2 | pp2 | streams | float64
+streams: pp2 x tp2 | pp2 tp=2 | streams
+streams: cp2 all_gather | cp=2 | streams
+streams: cp2 ulysses | cp=2 ulysses | streams
+streams: fsdp2, full recompute | dp_shard=2 recompute=full | streams
 mtp: one device, compiled | compiled | mtp
 mtp: fsdp2 | dp_shard=2 | mtp | float64
 mtp: fsdp2, tied, chunked | dp_shard=2 chunked | mtp, tied
@@ -294,6 +303,7 @@ packed: delta nets, pp2 | pp2 | packed delta | float64
 packed: moba, tp2 | tp=2 | packed moba
 packed: moba, cp2 all_gather | cp=2 | packed moba
 packed: moba, cp2 ulysses | cp=2 ulysses | packed moba
+packed: streams, tp2 | tp=2 | packed streams
 packed: mtp, tp2 | tp=2 | packed mtp
 packed: mamba, tp2 | tp=2 | packed mamba
 packed: short convolutions, tp2 | tp=2 | packed short convolutions
@@ -372,6 +382,7 @@ moe: cp2, capacity, micro-batch | cp=2 | moe, capacity, micro-batch
 moe: ep2 | ep=2 | moe, clipped
 moe: ep2, one branch a block | ep=2 | one branch, moe
 moe: tp2, one branch a block | tp=2 | one branch, moe
+moe: ep2, streams | ep=2 | streams, moe
 moe: ep2, mtp | ep=2 | mtp, moe
 moe: tp2, mtp | tp=2 | mtp, moe
 moe: ep2, deepseek | ep=2 | moe, deepseek

@@ -80,6 +80,7 @@ MOBA = (
     "model.kinds={blocks:{moba:true,moba_chunk_size:3,moba_topk:2}} "
     "model.layers=[blocks,blocks,default]"
 )
+STREAMS = "model.mhc_expansion_rate=3 model.sinkhorn_iterations=4"
 FURTHER = "model.mtp_num_layers=2 objective.mtp_loss_scaling_factor=0.3"
 CONV = "model.kinds={conv:{mixer:{schema:short_conv,conv_bias:true}}} model.layers=[conv,default]"
 
@@ -111,7 +112,7 @@ SMEARED = "model.smear=true model.residual_scalars=true model.embedding_norm=tru
 
 PACKED = (
     *("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "delta", "moe"),
-    *("mamba", "short convolutions", "mtp", "moba"),
+    *("mamba", "short convolutions", "mtp", "moba", "streams"),
     *("gpt-oss", "llama4", "dropout", "nanochat"),
 )
 """Models that are also tried with documents that share sequences."""
@@ -144,6 +145,9 @@ MODELS = {
     "short convolutions": CONV,
     "one branch": ALONE,
     "moba": MOBA,
+    "streams": STREAMS,
+    "streams, clipped": f"{STREAMS} {CLIPPED}",
+    "streams, moe": f"{MOE} {STREAMS}",
     "mtp": FURTHER,
     "mtp, tied": f"{FURTHER} {TIED}",
     "mla, moe": f"{MLA} {MOE} {DEEPSEEK}",

@@ -31,7 +31,7 @@ SUBJECTS = set(
     sliding and chunked attention; attention sinks;
     gated delta nets; multi-token prediction; two-tier checkpoints; DiLoCo;
     straggler alarm; DSA indexer;
-    hyper-connections; Engram; multimodal towers;
+    Engram; multimodal towers;
     lm-eval and CORE benchmarks
     """.strip()
     .replace("\n    ", " ")

@@ -20,6 +20,7 @@ from forge.config.model.mixers.base import Mixer
 from forge.config.model.moe import MoE, is_moe_layer, n_moe_layers
 from forge.config.model.mtp import module_tensors
 from forge.config.model.skips.backout import backout_tensors
+from forge.config.model.skips.hyper_connections import streams_flops, streams_tensors
 from forge.config.model.skips.residual_scalars import scalar_tensors
 from forge.config.model.skips.smear import smear_tensors
 from forge.config.model.tensors import (
@@ -191,11 +192,14 @@ class Decoder(LayerShape):
         last = layer.moe.tensors(layer) if kind.moe else layer.feed_forward.tensors(layer)
         pre, post = layer.norms_before, layer.norms_after
         mixes, feeds = not layer.mixer.absent, not layer.feed_forward.absent
+        streams = layer.mhc_expansion_rate, layer.dim
         tensors = [
             *scalar_tensors(layer),
+            *(streams_tensors("attention_streams", *streams) if mixes else ()),
             *(layer._norm("attention_norm") if pre and mixes else ()),
             *within("attention", layer.mixer.tensors(layer)),
             *(layer._norm("attention_post_norm") if post and mixes else ()),
+            *(streams_tensors("feed_forward_streams", *streams) if feeds else ()),
             *(layer._norm("feed_forward_norm") if pre and feeds else ()),
             *within("feed_forward", last),
             *(layer._norm("feed_forward_post_norm") if post and feeds else ()),
@@ -220,6 +224,7 @@ class Decoder(LayerShape):
         """Count the parameters of each part."""
         names = PARTS + PARTS_OF_MOE if self.is_moe else PARTS
         names += PARTS_OF_SKIPS if self.has_skips else ()
+        names += ("hyper-connections",) if self.mhc_expansion_rate > 1 else ()
         names += ("further tokens",) if self.mtp_num_layers else ()
         parts: dict[str, int] = dict.fromkeys(names, 0)
         for number, spec in self._counted():
@@ -269,4 +274,6 @@ class Decoder(LayerShape):
         """Return the training FLOPs a token of a block of a kind."""
         layer = self.of_kind(kind.name)
         weights = sum(spec.multiplied for spec in self.block_tensors(kind))
-        return 6 * weights + layer.mixer.flops(layer, seq_len)
+        layers = (not layer.mixer.absent) + (not layer.feed_forward.absent)
+        of_streams = layers * streams_flops(layer.mhc_expansion_rate, layer.dim)
+        return 6 * weights + layer.mixer.flops(layer, seq_len) + of_streams

@@ -7,6 +7,7 @@ from forge.config.model.hub_folder import FolderDecoder
 from forge.config.model.layer import Model
 from forge.config.model.mixers.gated_delta_net import GatedDeltaNet
 from forge.config.model.mtp import MTP
+from forge.config.model.skips.hyper_connections import MHC
 from forge.config.objectives.base import CrossEntropy, Objective
 from forge.config.precision import Precision
 from forge.config.rule import Findings, rule
@@ -160,6 +161,32 @@ def vocab_unused(model: Model, tokenizer: Tokenizer) -> Findings:
         message = f"the tokenizer has {ids} ids: {rows - ids} of {rows} rows are never trained."
         other = f", or tokenizer.vocab_size={rows}" if isinstance(tokenizer, BPE) else ""
         yield "model.vocab_size", message, f"model.vocab_size={ids}{other}"
+
+
+@rule(
+    MHC,
+    *(MHC, "model.norm_placement", "model.norm_type", "model.norm_eps", *KINDS),
+    *("model.residual_scalars", "model.x0_scalars", "model.backout", MTP),
+)
+def hyper_connections(model: Decoder) -> Findings:
+    """With model.mhc_expansion_rate above 1 layers begin with an RMSNorm, and nothing else goes
+    around them.
+    """
+    if model.mhc_expansion_rate == 1:
+        return
+    for path, layer in model.in_use():
+        if layer.norm_placement != "pre" or layer.norm_type != "rmsnorm":
+            message = f"{path} has norms that its streams cannot do without: of sums of them."
+            hint = f"{path}.norm_placement=pre {path}.norm_type=rmsnorm, or {MHC}=1"
+            yield f"{path}.norm_placement", message, hint
+        if layer.norm_eps is None:
+            message = f"{path}.norm_eps=null: the norm of all streams has no format of its own."
+            yield f"{path}.norm_eps", message, f"{path}.norm_eps=1e-6, or {MHC}=1"
+    for option in ("residual_scalars", "x0_scalars", "backout", "mtp_num_layers"):
+        if getattr(model, option):
+            message = f"model.{option} reads one stream, and there are {model.mhc_expansion_rate}."
+            off = 0 if option == "mtp_num_layers" else "false"
+            yield f"model.{option}", message, f"model.{option}={off}, or {MHC}=1"
 
 
 @rule("model.mtp_trained", MTP, "objective", "objective.mtp_loss_scaling_factor")

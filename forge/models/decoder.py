@@ -33,6 +33,7 @@ from forge.models.predicting.further import add_further
 from forge.models.rope import PositionTable, Rotation, tables_of
 from forge.models.router import Router
 from forge.models.routing_record import RoutingRecord
+from forge.models.skips.engram import Engram, memories, remembered
 from forge.models.skips.hyper_connections import collected, spread
 from forge.models.skips.scalars import Backout
 from forge.models.skips.smear import Smear
@@ -41,7 +42,7 @@ Places = tuple[int, Tensor | None]  # of the first token; of all, where they do 
 
 
 ADDED = {"learned": Positions, "sinusoidal": Sinusoids}
-BUFFERED = PositionTable | Sinusoids | Router | RoutingRecord | Drawing
+BUFFERED = PositionTable | Sinusoids | Router | RoutingRecord | Drawing | Engram
 
 
 class Decoder(TableValues, nn.Module):
@@ -87,6 +88,7 @@ class Decoder(TableValues, nn.Module):
             if layer.value_embeddings and "value_embeddings" not in layer.mixer.unread
         }
         self.kinds = [section.kind_of(layer).name for layer in range(section.n_layers)]
+        self.engrams = memories(section)
         # By number in a dict, so that a stage's blocks keep their names.
         self.blocks = nn.ModuleDict(
             {str(n): Block(of_kind[kind], n, self.noise) for n, kind in enumerate(self.kinds)}
@@ -176,6 +178,7 @@ class Decoder(TableValues, nn.Module):
             kind = self.kinds[int(layer)]
             named = x0 | ({"tokens": tokens} if kind in self.with_values else {})
             layer_cache = cache.layers[int(layer)] if cache is not None else None
+            x = remembered(self, x, layer, tokens, at, cache)
             if positions is None:
                 x = block(x, rotations.get(kind), layer_cache, **named)
             elif kind not in self.spans:
@@ -304,12 +307,13 @@ class Decoder(TableValues, nn.Module):
 
     @property
     def reads_branches(self) -> bool:
-        """Whether `hidden` takes `branches`: a smear and a recurrent state read the token before,
-        which is that of another text, and blocks of MoBA have the keys of one text.
+        """Whether `hidden` takes `branches`: a smear, a memory and a recurrent state read the token
+        before, which is that of another text, and blocks of MoBA have the keys of one text.
         """
         layers = [layer for _, layer in self.section.in_use()]
         of_one = any(layer.mixer.recurrent or layer.moba for layer in layers)
-        return self.reads_padding and not of_one and not self.section.smear
+        back = self.section.smear or bool(self.section.engram_layers)
+        return self.reads_padding and not of_one and not back
 
     def new_cache(self, max_len: int | None = None, padding: Tensor | None = None) -> KVCache:
         """Make an empty cache. padding: [batch], number of filler tokens before each row's text."""

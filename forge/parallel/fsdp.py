@@ -70,6 +70,8 @@ def shard(
                 register_fsdp_forward_method(layer, "equal")
                 groups[-1].append(layer)
         fully_shard(block, mesh=mesh.fsdp, shard_placement_fn=of_block, **freed)
+    for memory in getattr(model, "engrams", nn.ModuleDict()).values():
+        fully_shard(memory, mesh=mesh.fsdp, **freed)
     if further := getattr(model, "mtp", None):
         groups += further_groups(further, mesh, of_block, of_experts, freed)
     if embedding is not None:

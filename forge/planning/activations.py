@@ -143,12 +143,23 @@ class Activations:
                 held += Held(device=self.beside.of_block(layer, self.numbers))
         if stage.first:
             held += Held(device=self.residual * self.model.dim / self.cut * self.model.kept_around)
+            held += Held(device=self._of_memories())
         held = held * self.in_flight(stage)
         if stage.last:
             streams = self.model.mhc_expansion_rate
             held += Held(device=(streams * self.residual + self.width) * self.model.dim)
             held += Held(device=self.beside.of_head(self.numbers, self.tokens))
         return held * self.tokens
+
+    def _of_memories(self) -> float:
+        """Bytes of a token kept by memories of n-grams, on whole sequences."""
+        model = self.model
+        orders, streams = model.engram_max_ngram_size - 1, model.stream_dim(model.dim)
+        ids, rows = INT64 * orders * model.engram_num_heads, model.engram_width
+        looked_up = ids + (FP32 + self.width) * rows
+        # Keys and normed keys, queries, gated values, inputs and outputs of the convolution.
+        of_streams = (self.width + (5 + model.engram_kernel_size) * FP32) * streams
+        return len(model.engram_layers) * (looked_up + of_streams + FP32 * model.dim)
 
     def of_block(self, stage: Stage) -> float:
         """Bytes kept by the largest block of a stage in its own backward pass, adapters too."""

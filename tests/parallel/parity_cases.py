@@ -280,6 +280,12 @@ streams: pp2 x tp2 | pp2 tp=2 | streams
 streams: cp2 all_gather | cp=2 | streams
 streams: cp2 ulysses | cp=2 ulysses | streams
 streams: fsdp2, full recompute | dp_shard=2 recompute=full | streams
+memory: one device, compiled | compiled | memory
+memory: fsdp2 | dp_shard=2 | memory, streams | float64
+memory: tp2 | tp=2 | memory, streams | float64
+memory: tp2 without sequence parallel | tp=2 no_sp | memory
+memory: tp2 x fsdp2 | tp=2 dp_shard=2 | memory
+memory: fsdp2, full recompute | dp_shard=2 recompute=full | memory
 mtp: one device, compiled | compiled | mtp
 mtp: fsdp2 | dp_shard=2 | mtp | float64
 mtp: fsdp2, tied, chunked | dp_shard=2 chunked | mtp, tied
@@ -304,6 +310,8 @@ packed: moba, tp2 | tp=2 | packed moba
 packed: moba, cp2 all_gather | cp=2 | packed moba
 packed: moba, cp2 ulysses | cp=2 ulysses | packed moba
 packed: streams, tp2 | tp=2 | packed streams
+packed: memory, tp2 | tp=2 | packed memory
+packed: memory, fsdp2 | dp_shard=2 | packed memory
 packed: mtp, tp2 | tp=2 | packed mtp
 packed: mamba, tp2 | tp=2 | packed mamba
 packed: short convolutions, tp2 | tp=2 | packed short convolutions
@@ -383,6 +391,7 @@ moe: ep2 | ep=2 | moe, clipped
 moe: ep2, one branch a block | ep=2 | one branch, moe
 moe: tp2, one branch a block | tp=2 | one branch, moe
 moe: ep2, streams | ep=2 | streams, moe
+moe: ep2, memory | ep=2 | memory, moe
 moe: ep2, mtp | ep=2 | mtp, moe
 moe: tp2, mtp | tp=2 | mtp, moe
 moe: ep2, deepseek | ep=2 | moe, deepseek

@@ -20,6 +20,7 @@ from forge.config.model.mixers.base import Mixer
 from forge.config.model.moe import MoE, is_moe_layer, n_moe_layers
 from forge.config.model.mtp import module_tensors
 from forge.config.model.skips.backout import backout_tensors
+from forge.config.model.skips.engram import MemoryShape, memory_tensors
 from forge.config.model.skips.hyper_connections import streams_flops, streams_tensors
 from forge.config.model.skips.residual_scalars import scalar_tensors
 from forge.config.model.skips.smear import smear_tensors
@@ -27,6 +28,7 @@ from forge.config.model.tensors import (
     EMBEDDING,
     GATE,
     HEAD,
+    MATRIX,
     POSITION,
     TensorSpec,
     at_layer,
@@ -165,6 +167,8 @@ class Decoder(LayerShape):
             first += self._norm("embedding_norm")
         if self.smear:
             first += smear_tensors(self.dim)
+        for layer in sorted(self.engram_layers):
+            first += within(f"engrams.{layer}", self.memory_tensors(layer))
         last = list(backout_tensors()) if self.backout else []
         last += self._norm("norm")
         if not self.tie_embeddings:
@@ -174,6 +178,18 @@ class Decoder(LayerShape):
         return list(by_law(self.initial_law, first, self.dim)), list(
             by_law(self.initial_law, last, self.dim)
         )
+
+    def memory_tensors(self, layer: int) -> Iterator[TensorSpec]:
+        """Yield the tensors of the memory before a layer, by their names inside."""
+        shape = MemoryShape(
+            rows=sum(self.engram_rows(layer)),
+            head_dim=self.engram_head_dim,
+            width=self.engram_width,
+            dim=self.dim,
+            streams=self.mhc_expansion_rate,
+            taps=self.engram_kernel_size,
+        )
+        return memory_tensors(shape, unit_offset=self.norm_unit_offset)
 
     def further_tensors(self) -> Iterator[TensorSpec]:
         """Yield the tensors of a module for a further token, by their names inside."""
@@ -224,6 +240,7 @@ class Decoder(LayerShape):
         """Count the parameters of each part."""
         names = PARTS + PARTS_OF_MOE if self.is_moe else PARTS
         names += PARTS_OF_SKIPS if self.has_skips else ()
+        names += ("engram",) if self.engram_layers else ()
         names += ("hyper-connections",) if self.mhc_expansion_rate > 1 else ()
         names += ("further tokens",) if self.mtp_num_layers else ()
         parts: dict[str, int] = dict.fromkeys(names, 0)
@@ -249,7 +266,8 @@ class Decoder(LayerShape):
         """
         kinds = self.kinds_in().items()
         blocks = sum(number * self.kind_flops_per_token(kind, seq_len) for kind, number in kinds)
-        gates = sum(spec.multiplied for spec in self.outside()[0] if spec.role == GATE)
+        roles = (GATE, MATRIX)
+        gates = sum(spec.multiplied for spec in self.outside()[0] if spec.role in roles)
         return blocks + self.head_flops_per_token() + 6 * gates + self._further_flops(seq_len)
 
     def _further_flops(self, seq_len: int) -> int:

@@ -13,6 +13,7 @@ from forge.config.model.initial_law import InitialLaw
 from forge.config.model.mtp import MultiToken
 from forge.config.model.rotary import RotaryOptions
 from forge.config.model.skips.backout import Backout
+from forge.config.model.skips.engram import Engram
 from forge.config.model.skips.hyper_connections import HyperConnections
 from forge.config.model.skips.residual_scalars import ResidualScalars
 from forge.config.model.skips.smear import Smear
@@ -85,7 +86,7 @@ class Model(Section):
 
 
 @section
-class Skips(ValueEmbeddings, ResidualScalars, Smear, Backout, HyperConnections):
+class Skips(ValueEmbeddings, ResidualScalars, Smear, Backout, HyperConnections, Engram):
     """Ways around layers."""
 
     @property

@@ -7,6 +7,7 @@ from forge.config.model.hub_folder import FolderDecoder
 from forge.config.model.layer import Model
 from forge.config.model.mixers.gated_delta_net import GatedDeltaNet
 from forge.config.model.mtp import MTP
+from forge.config.model.skips.engram import ENGRAM
 from forge.config.model.skips.hyper_connections import MHC
 from forge.config.objectives.base import CrossEntropy, Objective
 from forge.config.precision import Precision
@@ -187,6 +188,26 @@ def hyper_connections(model: Decoder) -> Findings:
             message = f"model.{option} reads one stream, and there are {model.mhc_expansion_rate}."
             off = 0 if option == "mtp_num_layers" else "false"
             yield f"model.{option}", message, f"model.{option}={off}, or {MHC}=1"
+
+
+@rule(ENGRAM, ENGRAM, "model.n_layers", "model.engram_vocab_bases", "model.engram_max_ngram_size")
+def engram(model: Decoder) -> Findings:
+    """model.engram_layers are different layers of the model, with one of model.engram_vocab_bases
+    for each length of n-grams.
+    """
+    layers, bases = model.engram_layers, model.engram_vocab_bases
+    if not layers:
+        return
+    if len(set(layers)) < len(layers) or max(layers) >= model.n_layers:
+        message = f"{ENGRAM}={list(layers)} are not {len(layers)} of layers 0 to "
+        inside = sorted({min(layer, model.n_layers - 1) for layer in layers})
+        yield ENGRAM, f"{message}{model.n_layers - 1}.", f"{ENGRAM}={inside}".replace(" ", "")
+    orders = model.engram_max_ngram_size - 1
+    if len(bases) != orders:
+        key = "model.engram_vocab_bases"
+        message = f"{key} has {len(bases)} entries for n-grams of {orders} lengths, 2 and longer."
+        rows = ",".join(str(5 * model.vocab_size) for _ in range(orders))
+        yield key, message, f"{key}=[{rows}]"
 
 
 @rule("model.mtp_trained", MTP, "objective", "objective.mtp_loss_scaling_factor")

@@ -82,11 +82,7 @@ class Decoder(TableValues, nn.Module):
         # Recurrent mixers have a state instead of scores, and so no span.
         scored = {kind: layer for kind, layer in of_kind.items() if not layer.mixer.recurrent}
         self.spans = {kind: layer.span for kind, layer in scored.items()}
-        self.with_values = {
-            kind
-            for kind, layer in of_kind.items()
-            if layer.value_embeddings and "value_embeddings" not in layer.mixer.unread
-        }
+        self.with_values = {kind for kind, layer in of_kind.items() if layer.adds_values}
         self.kinds = [section.kind_of(layer).name for layer in range(section.n_layers)]
         self.engrams = memories(section)
         # By number in a dict, so that a stage's blocks keep their names.

@@ -52,6 +52,10 @@ MAMBA = {"mixer.ssm_num_heads": 4, "mixer.ssm_head_dim": 24, "mixer.ssm_chunk_si
 MAMBA |= {"mixer.ssm_state_size": 12, "mixer.ssm_n_groups": 2}
 CONV = {"mixer.conv_kernel_dim": 3}
 SKIPS = dict.fromkeys(("value_embeddings", "residual_scalars", "x0_scalars", "smear"), True)
+STREAMS = {"mhc_expansion_rate": 3, "sinkhorn_iterations": 4}
+MOBA = {"moba": True, "moba_chunk_size": 8, "moba_topk": 2}
+MEMORY = {"engram_layers": [0], "engram_vocab_bases": [100], "engram_max_ngram_size": 2}
+MEMORY |= {"engram_num_heads": 2, "engram_head_dim": 40}
 SKIPS |= {"backout": True, "norm_with_scale": False}
 MOE = {"moe.num_experts": 8, "moe.ffn_hidden_dim": 96}
 WIDE = {"dim": 128, "n_kv_heads": 2, "ffn_hidden_dim": 320}
@@ -163,6 +167,10 @@ def test_weights_gradients_and_optimizer_state_are_exact(
         pytest.param(DELTA, "none", marks=pytest.mark.nightly),
         pytest.param(MAMBA, "none", marks=pytest.mark.nightly),
         pytest.param(CONV, "none", marks=pytest.mark.nightly),
+        pytest.param(MOBA, "none", marks=pytest.mark.nightly),
+        pytest.param(STREAMS, "none", marks=pytest.mark.nightly),
+        pytest.param(STREAMS, "full", marks=pytest.mark.nightly),
+        pytest.param(MEMORY, "none", marks=pytest.mark.nightly),
     ],
     ids=str,
 )

@@ -183,6 +183,11 @@ class LayerShape(
         return read and self.temperature_tuning and self.position != "rope"
 
     @property
+    def adds_values(self) -> bool:
+        """Whether value embeddings are added to the values of attention."""
+        return self.value_embeddings and "value_embeddings" not in self.mixer.unread
+
+    @property
     def kv_heads(self) -> int:
         """Key/value heads, with null resolved to n_heads."""
         if self.n_kv_heads is None or "n_kv_heads" in self.mixer.unread:

@@ -34,7 +34,7 @@ from forge.models.rope import PositionTable, Rotation, tables_of
 from forge.models.router import Router
 from forge.models.routing_record import RoutingRecord
 from forge.models.skips.engram import Engram, memories, remembered
-from forge.models.skips.hyper_connections import collected, spread
+from forge.models.skips.hyper_connections import collected, spread_streams
 from forge.models.skips.scalars import Backout
 from forge.models.skips.smear import Smear
 
@@ -220,7 +220,7 @@ class Decoder(TableValues, nn.Module):
         if self.embedding_norm is not None:
             x = self.embedding_norm(x).to(x.dtype)
         x = x if self.smear is None else self.smear(x, positions, cache)
-        return spread(x, self.section.mhc_expansion_rate)
+        return spread_streams(x, self.section.mhc_expansion_rate)
 
     def embed(self, tokens: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
         """Embed tokens: [batch, seq] at positions start, start + 1, ..., or at `positions`, [batch,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forge.config.model.decoder import Decoder as DecoderConfig
-from forge.config.model.skips.engram import is_prime, table_rows
+from forge.config.model.skips.engram import is_prime, prime_rows
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
 from forge.models.skips.engram import Engram
@@ -116,7 +116,7 @@ def test_a_memory_is_that_of_a_loop(streams: int) -> None:
 
 
 def test_rows_are_different_primes() -> None:
-    rows = table_rows((1, 4), (1000, 1000), 3)
+    rows = prime_rows((1, 4), (1000, 1000), 3)
     numbers = [number for layer in rows for number in layer]
     assert numbers == [
         *(1009, 1013, 1019, 1021, 1031, 1033),

@@ -81,7 +81,7 @@ def doubly_stochastic(logits: Tensor, iterations: int) -> Tensor:
     return matrix
 
 
-def spread(x: Tensor, streams: int) -> Tensor:
+def spread_streams(x: Tensor, streams: int) -> Tensor:
     """[batch, seq, dim] -> equal streams, [batch, seq, streams * dim]."""
     return x if streams == 1 else x.repeat(1, 1, streams)
 

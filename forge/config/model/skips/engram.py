@@ -57,7 +57,7 @@ class Engram(Section):
     def engram_rows(self, layer: int) -> tuple[int, ...]:
         """Return the rows of the tables of a layer: heads of pairs, heads of triples, ..."""
         sizes = tuple(self.engram_vocab_bases), self.engram_num_heads
-        of_layers = table_rows(tuple(sorted(self.engram_layers)), *sizes)
+        of_layers = prime_rows(tuple(sorted(self.engram_layers)), *sizes)
         return of_layers[sorted(self.engram_layers).index(layer)]
 
 
@@ -95,7 +95,7 @@ def memory_tensors(shape: MemoryShape, *, unit_offset: bool) -> Iterator[TensorS
 
 
 @lru_cache
-def table_rows(
+def prime_rows(
     layers: Sequence[int], bases: Sequence[int], heads: int
 ) -> tuple[tuple[int, ...], ...]:
     """Return the rows of each layer's tables: primes not below the bases, all different."""

@@ -23,7 +23,14 @@ def section(**options: Any) -> DecoderConfig:
     sizes: dict[str, Any] = {"dim": DIM, "n_heads": 4, "n_kv_heads": 2, "n_layers": 3}
     sizes |= {"vocab_size": VOCAB, "max_seq_len": 40, "ffn_hidden_dim": 20, "init_std": 0.3}
     sizes |= {"engram_layers": [LAYER], "engram_vocab_bases": [40, 60], "engram_num_heads": 2}
-    return DecoderConfig(**(sizes | {"engram_head_dim": 6, "engram_kernel_size": 3} | options))
+    sizes |= {"engram_head_dim": 6, "engram_kernel_size": 3}
+    return DecoderConfig(**(sizes | options))
+
+
+def memory_of(made: Decoder) -> Engram:
+    memory = made.engrams[str(LAYER)]
+    assert isinstance(memory, Engram)
+    return memory
 
 
 def model(**options: Any) -> Decoder:
@@ -96,7 +103,7 @@ def in_a_loop(memory: Engram, x: Tensor, tokens: list[int], primes: list[int]) -
 def test_a_memory_is_that_of_a_loop(streams: int) -> None:
     """Outputs and all gradients, for rows of two documents."""
     made = model(engram_seed=7, mhc_expansion_rate=streams)
-    memory, lengths = made.engrams[str(LAYER)], [5, 12]
+    memory, lengths = memory_of(made), [5, 12]
     primes = {"41": 41, "43": 43, "61": 61, "67": 67}
     x = drawn(2, SEQ, streams * DIM, seed=1).requires_grad_()
     to = drawn(2, SEQ, streams * DIM, seed=2)
@@ -133,11 +140,11 @@ def test_rows_are_different_primes() -> None:
 
 def test_hashes_are_known_numbers() -> None:
     """They must not change between processes, versions or layouts: tables are trained by them."""
-    memory = Decoder(section()).engrams[str(LAYER)]
+    memory = memory_of(Decoder(section()))
     ids, last = memory.ids(torch.tensor([[7, 7, 3, 49]]), torch.arange(4)[None], None)
     assert ids[0].tolist() == KNOWN
     assert last.tolist() == [[3, 49]]
-    other = Decoder(section(engram_seed=1)).engrams[str(LAYER)]
+    other = memory_of(Decoder(section(engram_seed=1)))
     assert not torch.equal(memory.multipliers, other.multipliers)
 
 
@@ -146,15 +153,15 @@ KNOWN = [[21, 72, 104, 151], [31, 55, 134, 150], [23, 45, 104, 183], [34, 70, 10
 
 def test_without_values_the_model_is_the_plain_one() -> None:
     plain, made = model(engram_layers=[]), model()
-    memory = made.engrams[str(LAYER)]
+    memory = memory_of(made)
     assert (made(TOKENS) - plain(TOKENS)).norm() > 0.1
     for values in (memory.value.weight, memory.value.bias, memory.conv):
         values.data.zero_()
     assert torch.equal(made(TOKENS), plain(TOKENS))
     fresh = Decoder(section())
     init_weights(fresh, seed=0)
-    assert not fresh.engrams[str(LAYER)].conv.any()
-    assert fresh.engrams[str(LAYER)].table.std() > 0.2
+    assert not memory_of(fresh).conv.any()
+    assert memory_of(fresh).table.std() > 0.2
 
 
 @pytest.mark.parametrize("streams", [1, 2])

@@ -83,7 +83,7 @@ def test_all_blocks_are_full_attention_and_fewer_are_not() -> None:
 
 def test_gradients_are_those_of_attention_with_the_chosen_keys() -> None:
     """Through the layer of the model, against a softmax written out head by head."""
-    layer = model(moba=True, moba_chunk_size=4, moba_topk=3).blocks["0"].attention
+    layer: Any = model(moba=True, moba_chunk_size=4, moba_topk=3).blocks["0"].attention
     q, k, v = (
         drawn(1, n, SEQ, WIDTH, seed=n + s).requires_grad_()
         for s, n in enumerate((HEADS, KV_HEADS, KV_HEADS))

@@ -11,6 +11,7 @@ from forge.config.model.decoder import Decoder
 from forge.config.model.mixers.base import Mixer
 from forge.config.model.moe import MoE
 from forge.config.model.rotary import OF_LENGTH, RotaryOptions
+from forge.config.model.skips.engram import OF_ENGRAM
 from forge.config.model.tensors import TensorSpec
 from forge.config.problems import shown
 from forge.families.keys import Keys
@@ -304,6 +305,9 @@ def _acting(layer: Decoder) -> dict[str, bool]:
         **dict.fromkeys(of_norms, layer.qk_norm),
         "short_window": False,  # compared by the windows of the layers
         "v_norm_with_scale": layer.v_norm,
+        **dict.fromkeys(("moba_chunk_size", "moba_topk"), layer.moba),
+        **{name: bool(layer.engram_layers) for name in OF_ENGRAM},
+        "sinkhorn_iterations": layer.mhc_expansion_rate > 1,
         "temperature_tuning": tempered,
         "temperature_tuning_scale": tempered,
         "temperature_tuning_floor": tempered,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.models.cache import LayerCache
-from forge.models.documents import Seen
+from forge.models.documents import Seen, as_scores
+from forge.models.mixers.block_choice import chosen_keys
 from forge.models.norm import make_qk_norm, make_rms_norm
 from forge.models.rope import Rotation, rotate, softmax_scale
 from forge.models.sdpa import causal_attention, on_device
@@ -135,8 +137,12 @@ class Attention(nn.Module):
         """q: [batch, heads, seq, head_dim]; k, v: [batch, kv_heads, keys, head_dim] -> as q.
 
         With more keys than queries the queries are of the last tokens. seen: as of
-        `causal_attention`.
+        `causal_attention`. With `model.moba` fewer keys, those of chosen blocks.
         """
         options = {"scale": self.scale, "cap": self.cap, "sinks": self.sinks_here(), "seen": seen}
+        if self.section.chooses_blocks(k.shape[2]):
+            assert not isinstance(seen, BlockMask)
+            blocks = {"chunk": self.section.moba_chunk_size, "topk": self.section.moba_topk}
+            options["seen"] = as_scores(chosen_keys(q, k, seen=seen, **blocks), q.dtype)
         span = {"window": self.window, "chunk": self.chunk}
         return causal_attention(q, k, v, self.backend, **span, **options)

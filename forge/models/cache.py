@@ -98,6 +98,11 @@ class KVCache:
         self.max_len, self.padding = max_len, padding
         self.layers = [LayerCache(max_len, span, padding) for span in spans]
         self.last_embedding: Tensor | None = None
+        self.states: dict[str, LayerCache] = {}
+
+    def state(self, name: str) -> LayerCache:
+        """The cache of a part beside the layers, made at its first use."""
+        return self.states.setdefault(name, LayerCache(self.max_len))
 
     @property
     def length(self) -> int:
@@ -109,6 +114,8 @@ class KVCache:
         self.padding = None if self.padding is None else self.padding.index_select(0, rows)
         if self.last_embedding is not None:
             self.last_embedding = self.last_embedding.index_select(0, rows)
+        for state in self.states.values():
+            state.select(rows)
         for layer in self.layers:
             layer.padding = self.padding
             layer.select(rows)

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forge.build import build_part
 from forge.config.model.attention_options import Span
 from forge.config.model.decoder import Decoder as DecoderConfig
-from forge.config.model.moe import is_moe_layer
 from forge.config.model.skips.backout import middle
 from forge.models.balance import Balanced, has_steps
-from forge.models.cache import KVCache, LayerCache, seen_in, token_positions
+from forge.models.blocks.block import Block
+from forge.models.cache import KVCache, seen_in, token_positions
 from forge.models.documents import (
     Packed,
     Seen,
@@ -28,97 +27,22 @@ from forge.models.dropout import Drawing, Jitter, Noise, StreamDropout
 from forge.models.head import Head, OutputHead, weight_of
 from forge.models.init import TableValues
 from forge.models.mixin import mix_in
-from forge.models.moe import MoE
 from forge.models.norm import NORMS, make_norm
 from forge.models.positions import Positions, Sinusoids
 from forge.models.predicting.further import add_further
 from forge.models.rope import PositionTable, Rotation, tables_of
 from forge.models.router import Router
 from forge.models.routing_record import RoutingRecord
-from forge.models.skips.scalars import Backout, rescaled, scalar
+from forge.models.skips.engram import Engram, memories, remembered
+from forge.models.skips.hyper_connections import collected, spread_streams
+from forge.models.skips.scalars import Backout
 from forge.models.skips.smear import Smear
 
 Places = tuple[int, Tensor | None]  # of the first token; of all, where they do not follow it
 
 
-class Block(nn.Module):
-    """A token mixer, then a feed-forward layer or experts, each added to the residual stream, with
-    norms before, after, or both.
-
-    section: the layer's own. noise: source of dropout. name: "" = that of a block.
-    """
-
-    def __init__(
-        self, section: DecoderConfig, layer: int, noise: Noise | None = None, name: str = ""
-    ) -> None:
-        super().__init__()
-        norms = section.norms_before, section.norms_after
-        mixes, feeds = not section.mixer.absent, not section.feed_forward.absent
-        self.multiplier = section.residual_multiplier
-        self.residual_scalar = scalar(section.residual_scalars)
-        self.x0_scalar = scalar(section.x0_scalars)
-        self.attention_norm = make_norm(section) if mixes and norms[0] else None
-        self.attention = build_part(section.mixer, section) if mixes else None
-        self.attention_post_norm = make_norm(section) if mixes and norms[1] else None
-        self.feed_forward_norm = make_norm(section) if feeds and norms[0] else None
-        self.feed_forward = self._fed(section, layer) if feeds else None
-        self.feed_forward_post_norm = make_norm(section) if feeds and norms[1] else None
-        name = name or f"blocks.{layer}"
-        names = [f"{name}.{child}" for child in ("attention", "feed_forward")]
-        rate = section.dropout
-        dropouts = [StreamDropout(rate, name, noise) if rate else None for name in names]
-        self.attention_dropout, self.feed_forward_dropout = dropouts
-
-    def forward(
-        self,
-        x: Tensor,
-        rotation: Rotation | None = None,
-        cache: LayerCache | None = None,
-        *seen: Seen,
-        x0: Tensor | None = None,
-        **named: Tensor,
-    ) -> Tensor:
-        """x: [batch, seq, dim] -> [batch, seq, dim]. seen: mask of rows shared by documents, see
-        `forge.models.documents`. x0: input of the first block. named: for the mixer, as `seen`.
-        """
-        if self.residual_scalar is not None or self.x0_scalar is not None:
-            x = rescaled(x, self.residual_scalar, self.x0_scalar, x0)
-        norm, post_norm = self.attention_norm, self.attention_post_norm
-        if self.attention is not None:
-            y = self.attention(self._entering(x, norm, post_norm), rotation, cache, *seen, **named)
-            x = self._added(x, y, post_norm, self.attention_dropout)
-        elif cache is not None:
-            cache.keep(x.shape[1])
-        if self.feed_forward is None:
-            return x
-        norm, post_norm = self.feed_forward_norm, self.feed_forward_post_norm
-        y = self.feed_forward(self._entering(x, norm, post_norm))
-        return self._added(x, y, post_norm, self.feed_forward_dropout)
-
-    def _fed(self, section: DecoderConfig, layer: int) -> nn.Module:
-        """The experts of a layer, or its feed-forward layer."""
-        if is_moe_layer(section.moe, layer):
-            return MoE(section, layer)
-        return build_part(section.feed_forward, section)
-
-    def _entering(self, x: Tensor, before: nn.Module | None, after: nn.Module | None) -> Tensor:
-        if before is not None:
-            return before(x)
-        assert after is not None
-        # A norm returns the format of its weights; without one the residual stream may be fp32.
-        made = after.made if after.weight is None else after.weight.dtype
-        return x if made is None else x.to(made)  # type: ignore[arg-type]
-
-    def _added(
-        self, x: Tensor, y: Tensor, after: nn.Module | None, dropout: nn.Module | None
-    ) -> Tensor:
-        y = y if after is None else after(y)
-        y = y if dropout is None else dropout(y)
-        return x + (y if self.multiplier == 1 else y * self.multiplier)
-
-
 ADDED = {"learned": Positions, "sinusoidal": Sinusoids}
-BUFFERED = PositionTable | Sinusoids | Router | RoutingRecord | Drawing
+BUFFERED = PositionTable | Sinusoids | Router | RoutingRecord | Drawing | Engram
 
 
 class Decoder(TableValues, nn.Module):
@@ -158,12 +82,9 @@ class Decoder(TableValues, nn.Module):
         # Recurrent mixers have a state instead of scores, and so no span.
         scored = {kind: layer for kind, layer in of_kind.items() if not layer.mixer.recurrent}
         self.spans = {kind: layer.span for kind, layer in scored.items()}
-        self.with_values = {
-            kind
-            for kind, layer in of_kind.items()
-            if layer.value_embeddings and "value_embeddings" not in layer.mixer.unread
-        }
+        self.with_values = {kind for kind, layer in of_kind.items() if layer.adds_values}
         self.kinds = [section.kind_of(layer).name for layer in range(section.n_layers)]
+        self.engrams = memories(section)
         # By number in a dict, so that a stage's blocks keep their names.
         self.blocks = nn.ModuleDict(
             {str(n): Block(of_kind[kind], n, self.noise) for n, kind in enumerate(self.kinds)}
@@ -253,6 +174,7 @@ class Decoder(TableValues, nn.Module):
             kind = self.kinds[int(layer)]
             named = x0 | ({"tokens": tokens} if kind in self.with_values else {})
             layer_cache = cache.layers[int(layer)] if cache is not None else None
+            x = remembered(self, x, layer, tokens, at, cache)
             if positions is None:
                 x = block(x, rotations.get(kind), layer_cache, **named)
             elif kind not in self.spans:
@@ -287,6 +209,7 @@ class Decoder(TableValues, nn.Module):
     def _received(self, x: Tensor) -> Tensor:
         if self.norm is None:
             return x
+        x = collected(x, self.section.mhc_expansion_rate)
         return self.norm(x) if self.output is None else self.output.receive(x, self.norm)
 
     def _enter(
@@ -296,7 +219,8 @@ class Decoder(TableValues, nn.Module):
         x = self.embed(tokens, start, positions)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x).to(x.dtype)
-        return x if self.smear is None else self.smear(x, positions, cache)
+        x = x if self.smear is None else self.smear(x, positions, cache)
+        return spread_streams(x, self.section.mhc_expansion_rate)
 
     def embed(self, tokens: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
         """Embed tokens: [batch, seq] at positions start, start + 1, ..., or at `positions`, [batch,
@@ -379,11 +303,13 @@ class Decoder(TableValues, nn.Module):
 
     @property
     def reads_branches(self) -> bool:
-        """Whether `hidden` takes `branches`: a smear and a recurrent state read the token before,
-        which is that of another text.
+        """Whether `hidden` takes `branches`: a smear, a memory and a recurrent state read the token
+        before, which is that of another text, and blocks of MoBA have the keys of one text.
         """
-        recurrent = any(layer.mixer.recurrent for _, layer in self.section.in_use())
-        return self.reads_padding and not recurrent and not self.section.smear
+        layers = [layer for _, layer in self.section.in_use()]
+        of_one = any(layer.mixer.recurrent or layer.moba for layer in layers)
+        back = self.section.smear or bool(self.section.engram_layers)
+        return self.reads_padding and not of_one and not back
 
     def new_cache(self, max_len: int | None = None, padding: Tensor | None = None) -> KVCache:
         """Make an empty cache. padding: [batch], number of filler tokens before each row's text."""

@@ -70,6 +70,7 @@ def shard(
                 register_fsdp_forward_method(layer, "equal")
                 groups[-1].append(layer)
         fully_shard(block, mesh=mesh.fsdp, shard_placement_fn=of_block, **freed)
+    shard_memories(model, mesh, freed)
     if further := getattr(model, "mtp", None):
         groups += further_groups(further, mesh, of_block, of_experts, freed)
     if embedding is not None:
@@ -93,6 +94,12 @@ def shard(
         sum_gradients(model)
         if mesh.parallel.symmetric_memory:
             use_symmetric_memory(model)
+
+
+def shard_memories(model: Any, mesh: Mesh, freed: dict[str, Any]) -> None:
+    """Shard each memory of n-grams for itself: its table is the largest tensor of the model."""
+    for memory in getattr(model, "engrams", nn.ModuleDict()).values():
+        fully_shard(memory, mesh=mesh.fsdp, **freed)
 
 
 def further_groups(

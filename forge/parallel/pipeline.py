@@ -233,7 +233,8 @@ class Pipeline(Balanced, nn.Module):
 
     def _between(self, rows: int, seq: int, *, whole: bool = False) -> tuple[int, int, int]:
         """Shape of hidden states between stages, cut by sequence parallelism unless `whole`."""
-        return rows, seq if whole else seq // self.sequence_parts, self.section.dim
+        width = self.section.stream_dim(self.section.dim)
+        return rows, seq if whole else seq // self.sequence_parts, width
 
     def _make_schedule(self, rows: int, seq: int) -> Any:
         from forge.parallel.pipeline_schedule import make_schedule
@@ -244,7 +245,7 @@ class Pipeline(Balanced, nn.Module):
             self._by_stage(),
             tokens=(rows, seq),
             between=self._between(rows, seq),
-            after=self._between(rows, seq, whole=True),
+            after=(rows, seq, self.section.dim),
             n_microbatches=self.n_microbatches,
             loss=lambda hidden, number: self._ending(hidden, number),
         )

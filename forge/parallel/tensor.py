@@ -29,6 +29,7 @@ from forge.models.mixers.mamba2 import GatedGroupNorm
 from forge.models.norm import NormOfHeads, eps_for
 from forge.models.positions import Positions, Sinusoids
 from forge.models.rope import PositionTable, Rotation
+from forge.models.skips.engram import Engram
 from forge.models.skips.smear import Smear
 from forge.objectives.value_head import ValueHead
 from forge.parallel.collectives import (
@@ -213,7 +214,7 @@ class PartOfNoise:
 
 
 class SmearOfWhole:
-    """Mixin of a smear: on whole sequences, since a token reads the token before."""
+    """Mixin of a smear or a memory: on whole sequences, since a token reads the token before."""
 
     over_tp: Width
 
@@ -297,6 +298,7 @@ SEAMS: dict[type, type] = {
     GatedGroupNorm: GroupsOverRanks,
     Indexer: AttentionOverRanks,
     Smear: SmearOfWhole,
+    Engram: SmearOfWhole,
     ValueHead: ValueOverRanks,
     nn.Embedding: Rows,
     StreamDropout: PartOfNoise,

@@ -143,9 +143,11 @@ class Activations:
                 held += Held(device=self.beside.of_block(layer, self.numbers))
         if stage.first:
             held += Held(device=self.residual * self.model.dim / self.cut * self.model.kept_around)
+            held += Held(device=self._of_memories())
         held = held * self.in_flight(stage)
         if stage.last:
-            held += Held(device=(self.residual + self.width) * self.model.dim)
+            streams = self.model.mhc_expansion_rate
+            held += Held(device=(streams * self.residual + self.width) * self.model.dim)
             held += Held(device=self.beside.of_head(self.numbers, self.tokens))
             held += self._further()
         return held * self.tokens
@@ -159,6 +161,16 @@ class Activations:
             return Held()
         ends = model.dim * ((3 * self.width + self.residual) / self.cut + self.width)
         return Held(device=model.mtp_num_layers * (last.alone + ends))
+
+    def _of_memories(self) -> float:
+        """Bytes of a token kept by memories of n-grams, on whole sequences."""
+        model = self.model
+        orders, streams = model.engram_max_ngram_size - 1, model.stream_dim(model.dim)
+        ids, rows = INT64 * orders * model.engram_num_heads, model.engram_width
+        looked_up = ids + (FP32 + self.width) * rows
+        # Keys and normed keys, queries, gated values, inputs and outputs of the convolution.
+        of_streams = (self.width + (5 + model.engram_kernel_size) * FP32) * streams
+        return len(model.engram_layers) * (looked_up + of_streams + FP32 * model.dim)
 
     def of_block(self, stage: Stage) -> float:
         """Bytes kept by the largest block of a stage in its own backward pass, adapters too."""
@@ -203,11 +215,15 @@ class Activations:
             last = layer.moe.kept(layer, numbers, rows=rows)
         if mixer is None or last is None:
             return None
-        stream, entering = self.residual * layer.dim // self.cut, numbers.width * layer.dim
+        stream = self.residual * layer.stream_dim(layer.dim) // self.cut
+        entering = numbers.width * layer.dim
         mixes, feeds = not layer.mixer.absent, not layer.feed_forward.absent
         # Experts count their input themselves.
         inputs = entering * (mixes + (feeds and not kind.moe))
         around = self._norms(layer) * (mixes + feeds) // self.cut + inputs
+        if layer.mhc_expansion_rate > 1:  # streams, and their norm in fp32
+            wide = stream + FP32 * layer.stream_dim(layer.dim) // self.cut
+            around += (mixes + feeds) * wide
         around += stream if layer.rescaled else 0  # for the gradient of its scalar
         unread = frozenset({LAST} if not (layer.norms_after or kind.moe) else ())
         of_layers = layer.moe.kept_around(layer, numbers, rows=rows) if kind.moe else 0.0

@@ -299,10 +299,8 @@ class Rank:
         """Count PP: hidden states to the next stage, gradients to the previous stage, and the
         gradient of a tied table to its other copy.
         """
-        p, hidden = (
-            self.p,
-            self.tokens * self.model.dim * self.residual // (self.p.tp if self.cut else 1),
-        )
+        p, width = self.p, self.model.stream_dim(self.model.dim)
+        hidden = self.tokens * width * self.residual // (p.tp if self.cut else 1)
         for stage in self.stages:
             for other in (stage - 1, stage + 1):
                 if 0 <= other <= self.last_stage and owner(other, p.pp, p.pp_schedule) != owner(

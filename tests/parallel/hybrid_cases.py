@@ -45,12 +45,42 @@ indexer: tp4 | tp=4 | indexer
 indexer: tp2 x fsdp2 | tp=2 dp_shard=2 | indexer, clipped
 indexer: pp2 | pp2 | indexer
 indexer: tp2, mtp | tp=2 | indexer, mtp
+moba: one device, compiled | compiled | moba
+moba: fsdp2 | dp_shard=2 | moba | float64
+moba: tp2 | tp=2 | moba | float64
+moba: tp4 | tp=4 | moba
+moba: pp2 | pp2 | moba
+moba: cp2 all_gather | cp=2 | moba | float64
+moba: cp2 ulysses | cp=2 ulysses | moba
+moba: cp2 x tp2 | cp=2 tp=2 | moba
+moba: fsdp2, full recompute | dp_shard=2 recompute=full | moba
+streams: one device, compiled | compiled | streams
+streams: fsdp2 | dp_shard=2 | streams, clipped | float64
+streams: tp2 | tp=2 | streams, clipped | float64
+streams: tp2 without sequence parallel | tp=2 no_sp | streams
+streams: pp2 | pp2 | streams | float64
+streams: pp2 x tp2 | pp2 tp=2 | streams
+streams: cp2 all_gather | cp=2 | streams
+streams: cp2 ulysses | cp=2 ulysses | streams
+streams: fsdp2, full recompute | dp_shard=2 recompute=full | streams
+memory: one device, compiled | compiled | memory
+memory: fsdp2 | dp_shard=2 | memory, streams | float64
+memory: tp2 | tp=2 | memory, streams | float64
+memory: tp2 without sequence parallel | tp=2 no_sp | memory
+memory: tp2 x fsdp2 | tp=2 dp_shard=2 | memory
+memory: fsdp2, full recompute | dp_shard=2 recompute=full | memory
 mtp: one device, compiled | compiled | mtp
 mtp: fsdp2 | dp_shard=2 | mtp | float64
 mtp: fsdp2, tied, chunked | dp_shard=2 chunked | mtp, tied
 mtp: tp2 | tp=2 | mtp | float64
 mtp: tp2 without sequence parallel | tp=2 no_sp | mtp
 mtp: tp2 x fsdp2 | tp=2 dp_shard=2 | mtp, tied
+packed: moba, tp2 | tp=2 | packed moba
+packed: moba, cp2 all_gather | cp=2 | packed moba
+packed: moba, cp2 ulysses | cp=2 ulysses | packed moba
+packed: streams, tp2 | tp=2 | packed streams
+packed: memory, tp2 | tp=2 | packed memory
+packed: memory, fsdp2 | dp_shard=2 | packed memory
 packed: mtp, tp2 | tp=2 | packed mtp
 packed: indexer, fsdp2 | dp_shard=2 | packed indexer
 packed: indexer, tp2 | tp=2 | packed indexer, warm-up

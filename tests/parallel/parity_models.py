@@ -80,6 +80,16 @@ INDEXED = (
     "model.mixer.indexer_topk=7 model.mixer.indexer_loss_scaling_factor=0.7"
 )
 SPARSE = "model.mixer.indexer_sparse_training=true"
+# Blocks that no part of a sequence divides into, in one of two kinds of layers.
+MOBA = (
+    "model.kinds={blocks:{moba:true,moba_chunk_size:3,moba_topk:2}} "
+    "model.layers=[blocks,blocks,default]"
+)
+STREAMS = "model.mhc_expansion_rate=3 model.sinkhorn_iterations=4"
+MEMORY = (
+    "model.engram_layers=[0,2] model.engram_vocab_bases=[30,50] model.engram_num_heads=2 "
+    "model.engram_head_dim=10 model.engram_kernel_size=3"
+)
 FURTHER = "model.mtp_num_layers=2 objective.mtp_loss_scaling_factor=0.3"
 CONV = "model.kinds={conv:{mixer:{schema:short_conv,conv_bias:true}}} model.layers=[conv,default]"
 
@@ -112,7 +122,7 @@ SMEARED = "model.smear=true model.residual_scalars=true model.embedding_norm=tru
 PACKED = (
     *("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "delta", "moe"),
     *("indexer", "indexer, warm-up"),
-    *("mamba", "short convolutions", "mtp"),
+    *("mamba", "short convolutions", "mtp", "moba", "streams", "memory"),
     *("gpt-oss", "llama4", "dropout", "nanochat"),
 )
 """Models that are also tried with documents that share sequences."""
@@ -144,6 +154,13 @@ MODELS = {
     "mamba": MAMBA,
     "short convolutions": CONV,
     "one branch": ALONE,
+    "moba": MOBA,
+    "streams": STREAMS,
+    "streams, clipped": f"{STREAMS} {CLIPPED}",
+    "streams, moe": f"{MOE} {STREAMS}",
+    "memory": MEMORY,
+    "memory, streams": f"{MEMORY} {STREAMS} {CLIPPED}",
+    "memory, moe": f"{MOE} {MEMORY}",
     "mtp": FURTHER,
     "mtp, tied": f"{FURTHER} {TIED}",
     "indexer": f"{MLA} {INDEXED} {SPARSE}",

@@ -49,6 +49,8 @@ cp2 of delta nets | cp=2 | cp_recurrent | delta
 cp2 of modules for further tokens | cp=2 | mtp | mtp
 pp2 of modules for further tokens | pp2 | mtp | mtp
 cp2 of an indexer | cp=2 | cp_indexer | indexer
+cp2 of memories of n-grams | cp=2 | engram | memory
+pp2 of memories of n-grams | pp2 | engram | memory
 cp2 of Mamba-2 | cp=2 | cp_recurrent | mamba
 cp2 of short convolutions | cp=2 | cp_recurrent | short convolutions
 """)

@@ -55,6 +55,10 @@ INDEXED |= {"mixer.indexer_n_heads": 4, "mixer.indexer_head_dim": 24}
 INDEXED |= {"mixer.indexer_loss_scaling_factor": 1.0}
 CONV = {"mixer.conv_kernel_dim": 3}
 SKIPS = dict.fromkeys(("value_embeddings", "residual_scalars", "x0_scalars", "smear"), True)
+STREAMS = {"mhc_expansion_rate": 3, "sinkhorn_iterations": 4}
+MOBA = {"moba": True, "moba_chunk_size": 8, "moba_topk": 2}
+MEMORY = {"engram_layers": [0], "engram_vocab_bases": [100], "engram_max_ngram_size": 2}
+MEMORY |= {"engram_num_heads": 2, "engram_head_dim": 40}
 SKIPS |= {"backout": True, "norm_with_scale": False}
 MOE = {"moe.num_experts": 8, "moe.ffn_hidden_dim": 96}
 WIDE = {"dim": 128, "n_kv_heads": 2, "ffn_hidden_dim": 320}
@@ -170,6 +174,10 @@ def test_weights_gradients_and_optimizer_state_are_exact(
         pytest.param(
             INDEXED | {"mixer.indexer_sparse_training": True}, "none", marks=pytest.mark.nightly
         ),
+        pytest.param(MOBA, "none", marks=pytest.mark.nightly),
+        pytest.param(STREAMS, "none", marks=pytest.mark.nightly),
+        pytest.param(STREAMS, "full", marks=pytest.mark.nightly),
+        pytest.param(MEMORY, "none", marks=pytest.mark.nightly),
     ],
     ids=str,
 )

@@ -31,7 +31,7 @@ SUBJECTS = set(
     sliding and chunked attention; attention sinks;
     gated delta nets; multi-token prediction; two-tier checkpoints; DiLoCo;
     straggler alarm; DSA indexer;
-    MoBA; hyper-connections; Engram; multimodal towers;
+    multimodal towers;
     lm-eval and CORE benchmarks
     """.strip()
     .replace("\n    ", " ")

@@ -20,12 +20,15 @@ from forge.config.model.mixers.base import Mixer
 from forge.config.model.moe import MoE, is_moe_layer, n_moe_layers
 from forge.config.model.mtp import module_tensors
 from forge.config.model.skips.backout import backout_tensors
+from forge.config.model.skips.engram import MemoryShape, memory_tensors
+from forge.config.model.skips.hyper_connections import streams_flops, streams_tensors
 from forge.config.model.skips.residual_scalars import scalar_tensors
 from forge.config.model.skips.smear import smear_tensors
 from forge.config.model.tensors import (
     EMBEDDING,
     GATE,
     HEAD,
+    MATRIX,
     POSITION,
     TensorSpec,
     at_layer,
@@ -164,6 +167,8 @@ class Decoder(LayerShape):
             first += self._norm("embedding_norm")
         if self.smear:
             first += smear_tensors(self.dim)
+        for layer in sorted(self.engram_layers):
+            first += within(f"engrams.{layer}", self.memory_tensors(layer))
         last = list(backout_tensors()) if self.backout else []
         last += self._norm("norm")
         if not self.tie_embeddings:
@@ -173,6 +178,18 @@ class Decoder(LayerShape):
         return list(by_law(self.initial_law, first, self.dim)), list(
             by_law(self.initial_law, last, self.dim)
         )
+
+    def memory_tensors(self, layer: int) -> Iterator[TensorSpec]:
+        """Yield the tensors of the memory before a layer, by their names inside."""
+        shape = MemoryShape(
+            rows=sum(self.engram_rows(layer)),
+            head_dim=self.engram_head_dim,
+            width=self.engram_width,
+            dim=self.dim,
+            streams=self.mhc_expansion_rate,
+            taps=self.engram_kernel_size,
+        )
+        return memory_tensors(shape, unit_offset=self.norm_unit_offset)
 
     def further_tensors(self) -> Iterator[TensorSpec]:
         """Yield the tensors of a module for a further token, by their names inside."""
@@ -191,11 +208,14 @@ class Decoder(LayerShape):
         last = layer.moe.tensors(layer) if kind.moe else layer.feed_forward.tensors(layer)
         pre, post = layer.norms_before, layer.norms_after
         mixes, feeds = not layer.mixer.absent, not layer.feed_forward.absent
+        streams = layer.mhc_expansion_rate, layer.dim
         tensors = [
             *scalar_tensors(layer),
+            *(streams_tensors("attention_streams", *streams) if mixes else ()),
             *(layer._norm("attention_norm") if pre and mixes else ()),
             *within("attention", layer.mixer.tensors(layer)),
             *(layer._norm("attention_post_norm") if post and mixes else ()),
+            *(streams_tensors("feed_forward_streams", *streams) if feeds else ()),
             *(layer._norm("feed_forward_norm") if pre and feeds else ()),
             *within("feed_forward", last),
             *(layer._norm("feed_forward_post_norm") if post and feeds else ()),
@@ -220,6 +240,8 @@ class Decoder(LayerShape):
         """Count the parameters of each part."""
         names = PARTS + PARTS_OF_MOE if self.is_moe else PARTS
         names += PARTS_OF_SKIPS if self.has_skips else ()
+        names += ("engram",) if self.engram_layers else ()
+        names += ("hyper-connections",) if self.mhc_expansion_rate > 1 else ()
         names += ("further tokens",) if self.mtp_num_layers else ()
         parts: dict[str, int] = dict.fromkeys(names, 0)
         for number, spec in self._counted():
@@ -244,7 +266,8 @@ class Decoder(LayerShape):
         """
         kinds = self.kinds_in().items()
         blocks = sum(number * self.kind_flops_per_token(kind, seq_len) for kind, number in kinds)
-        gates = sum(spec.multiplied for spec in self.outside()[0] if spec.role == GATE)
+        roles = (GATE, MATRIX)
+        gates = sum(spec.multiplied for spec in self.outside()[0] if spec.role in roles)
         return blocks + self.head_flops_per_token() + 6 * gates + self._further_flops(seq_len)
 
     def _further_flops(self, seq_len: int) -> int:
@@ -269,4 +292,6 @@ class Decoder(LayerShape):
         """Return the training FLOPs a token of a block of a kind."""
         layer = self.of_kind(kind.name)
         weights = sum(spec.multiplied for spec in self.block_tensors(kind))
-        return 6 * weights + layer.mixer.flops(layer, seq_len)
+        layers = (not layer.mixer.absent) + (not layer.feed_forward.absent)
+        of_streams = layers * streams_flops(layer.mhc_expansion_rate, layer.dim)
+        return 6 * weights + layer.mixer.flops(layer, seq_len) + of_streams

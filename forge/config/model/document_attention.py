@@ -42,6 +42,8 @@ def why_not_flex(model: Decoder, parallel: Parallel, train: Train, device: str) 
             continue
         if layer.mixer._target_ != Attention._target_:
             return f"{layer.mixer._target_} is given a mask"
+        if layer.chooses_blocks(train.seq_len):
+            return "model.moba is given a mask of each head"
         if layer.computed_head_dim < LEAST_HEAD:
             return f"it takes heads of {LEAST_HEAD} or more, not {layer.computed_head_dim}"
     return ""

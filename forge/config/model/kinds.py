@@ -23,7 +23,9 @@ OF_ALL_LAYERS = (
     *("layers", "kinds", "document_attention", "logits_multiplier", "final_logits_soft_cap"),
     *("new_rows", "logits_dot_in_fp32", "window_pattern", "short_window", "value_embeddings"),
     *("residual_scalars", "x0_scalars", "smear", "backout", "initial_law", "embedding_norm"),
-    "mtp_num_layers",
+    *("mtp_num_layers", "mhc_expansion_rate", "sinkhorn_iterations"),
+    *("engram_layers", "engram_vocab_bases", "engram_max_ngram_size", "engram_num_heads"),
+    *("engram_head_dim", "engram_kernel_size", "engram_seed"),
 )
 """Options of the model shared by all kinds of layers."""
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from omegaconf import MISSING
 
 from forge.config.field import AutoInt, Condition, Section, opt, section
-from forge.config.model.attention_options import AttentionOptions
+from forge.config.model.block_attention import BlockAttention
 from forge.config.model.initial_law import InitialLaw
 from forge.config.model.mtp import MultiToken
 from forge.config.model.rotary import RotaryOptions
 from forge.config.model.skips.backout import Backout
+from forge.config.model.skips.engram import Engram
+from forge.config.model.skips.hyper_connections import HyperConnections
 from forge.config.model.skips.residual_scalars import ResidualScalars
 from forge.config.model.skips.smear import Smear
 from forge.config.model.skips.value_embeddings import ValueEmbeddings
@@ -84,7 +86,7 @@ class Model(Section):
 
 
 @section
-class Skips(ValueEmbeddings, ResidualScalars, Smear, Backout):
+class Skips(ValueEmbeddings, ResidualScalars, Smear, Backout, HyperConnections, Engram):
     """Ways around layers."""
 
     @property
@@ -101,7 +103,7 @@ class Skips(ValueEmbeddings, ResidualScalars, Smear, Backout):
 
 @section
 class LayerShape(
-    RotaryOptions, AttentionOptions, WindowPattern, Skips, MultiToken, InitialLaw, Model
+    RotaryOptions, BlockAttention, WindowPattern, Skips, MultiToken, InitialLaw, Model
 ):
     """Options of a decoder that its layers read, with the values of one kind of layer."""
 
@@ -179,6 +181,11 @@ class LayerShape(
         """Whether queries are multiplied by a temperature of their positions."""
         read = "temperature_tuning" not in self.mixer.unread
         return read and self.temperature_tuning and self.position != "rope"
+
+    @property
+    def adds_values(self) -> bool:
+        """Whether value embeddings are added to the values of attention."""
+        return self.value_embeddings and "value_embeddings" not in self.mixer.unread
 
     @property
     def kv_heads(self) -> int:

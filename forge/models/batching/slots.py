@@ -34,8 +34,10 @@ def refillable(model: Any) -> bool:
     """Whether rows of the model's cache can be replaced: keys and values of all tokens."""
     if not (isinstance(model, Cached) and getattr(model, "reads_padding", False)):
         return False
-    # A layer of a kind without a span, such as a delta net, has a state.
+    # A layer of a kind without a span, such as a delta net, has a state; so has a memory.
     if set(getattr(model, "kinds", ())) - set(getattr(model, "spans", ())):
+        return False
+    if len(getattr(model, "engrams", ())):
         return False
     cache = model.new_cache(1)
     return isinstance(cache, KVCache) and not any(layer.span.window for layer in cache.layers)

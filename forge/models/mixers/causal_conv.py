@@ -18,22 +18,24 @@ def causal_conv(
     before: Tensor | None,
     places: Tensor | None,
     bias: Tensor | None = None,
+    *,
+    apart: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Convolve each channel causally; at least in fp32.
 
-    x: [batch, seq, channels]. weight: [channels, taps], the last tap for the present token. before:
-    the taps - 1 tokens before x, None = zeros. places: [batch, seq], positions of tokens in their
-    documents; None = a single document. bias: [channels]. Returns as x, and the last taps - 1
-    tokens.
+    x: [batch, seq, channels]. weight: [channels, taps], the last tap for the present token; taps
+    are `apart` tokens apart. before: the (taps - 1) * apart tokens before x, None = zeros. places:
+    [batch, seq], positions of tokens in their documents; None = a single document. bias:
+    [channels]. Returns as x, and the last (taps - 1) * apart tokens.
     """
-    back, seq = weight.shape[1] - 1, x.shape[1]
+    back, seq = (weight.shape[1] - 1) * apart, x.shape[1]
     read = F.pad(x, (0, 0, back, 0)) if before is None else torch.cat((before, x), 1)
     inputs, taps = wide(read), wide(weight)
-    output = inputs[:, back:] * taps[:, back]
-    for tap in range(back):
-        part = inputs[:, tap : tap + seq] * taps[:, tap]
+    output = inputs[:, back:] * taps[:, -1]
+    for first in range(0, back, apart):
+        part = inputs[:, first : first + seq] * taps[:, first // apart]
         if places is not None:
-            part = part.where((places >= back - tap).unsqueeze(-1), 0)
+            part = part.where((places >= back - first).unsqueeze(-1), 0)
         output = output + part
     return output if bias is None else output + wide(bias), read[:, seq:]
 

@@ -34,6 +34,8 @@ def why_not_speculate(model: Any) -> str:
         return "the model has no modules for further tokens (model.mtp_num_layers)"
     if not hasattr(model, "new_cache") or hasattr(model, "over_tp"):
         return "drafts are made on one device"
+    if len(model.engrams):
+        return "memories (model.engram_layers) have a state, which cannot forget a draft"
     for kind in model.kinds:
         if kind not in model.spans:
             return f"layers of the kind '{kind}' have a state, which cannot forget a draft"

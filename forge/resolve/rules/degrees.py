@@ -11,6 +11,7 @@ from forge.config.model.decoder import Decoder
 from forge.config.model.layer import Model
 from forge.config.model.mixers.indexer import indexed
 from forge.config.model.mtp import MTP
+from forge.config.model.skips.engram import ENGRAM
 from forge.config.objectives.base import CrossEntropy, Objective
 from forge.config.parallel import ONE_STAGE_SCHEDULES, V_SCHEDULE, ZERO_BUBBLE_SCHEDULES, Parallel
 from forge.config.precision import Precision
@@ -172,6 +173,16 @@ def mtp_layout(model: Decoder, parallel: Parallel) -> Findings:
     for key, degree in ((CP, parallel.cp), (PP, parallel.pp)):
         if model.mtp_num_layers and degree > 1:
             yield key, f"{key}=1, or {MTP}=0"
+
+
+@rule("parallel.engram", CP, PP, ENGRAM)
+def engram_layout(model: Decoder, parallel: Parallel) -> Findings:
+    """The memories of model.engram_layers read earlier tokens of whole rows, and tokens beside
+    hidden states: parallel.cp and parallel.pp are 1.
+    """
+    for key, degree in ((CP, parallel.cp), (PP, parallel.pp)):
+        if model.engram_layers and degree > 1:
+            yield key, f"{key}=1, or {ENGRAM}=[]"
 
 
 @rule("parallel.cp_kernel", CP, "parallel.cp_method", "model.sdpa_backend", warning=True)

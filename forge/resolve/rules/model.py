@@ -8,6 +8,8 @@ from forge.config.model.layer import Model
 from forge.config.model.mixers.gated_delta_net import GatedDeltaNet
 from forge.config.model.mixers.indexer import indexed
 from forge.config.model.mtp import MTP
+from forge.config.model.skips.engram import ENGRAM
+from forge.config.model.skips.hyper_connections import MHC
 from forge.config.objectives.base import CrossEntropy, Objective
 from forge.config.precision import Precision
 from forge.config.rule import Findings, rule
@@ -161,6 +163,52 @@ def vocab_unused(model: Model, tokenizer: Tokenizer) -> Findings:
         message = f"the tokenizer has {ids} ids: {rows - ids} of {rows} rows are never trained."
         other = f", or tokenizer.vocab_size={rows}" if isinstance(tokenizer, BPE) else ""
         yield "model.vocab_size", message, f"model.vocab_size={ids}{other}"
+
+
+@rule(
+    MHC,
+    *(MHC, "model.norm_placement", "model.norm_type", "model.norm_eps", *KINDS),
+    *("model.residual_scalars", "model.x0_scalars", "model.backout", MTP),
+)
+def hyper_connections(model: Decoder) -> Findings:
+    """With model.mhc_expansion_rate above 1 layers begin with an RMSNorm, and nothing else goes
+    around them.
+    """
+    if model.mhc_expansion_rate == 1:
+        return
+    for path, layer in model.in_use():
+        if layer.norm_placement != "pre" or layer.norm_type != "rmsnorm":
+            message = f"{path} has norms that its streams cannot do without: of sums of them."
+            hint = f"{path}.norm_placement=pre {path}.norm_type=rmsnorm, or {MHC}=1"
+            yield f"{path}.norm_placement", message, hint
+        if layer.norm_eps is None:
+            message = f"{path}.norm_eps=null: the norm of all streams has no format of its own."
+            yield f"{path}.norm_eps", message, f"{path}.norm_eps=1e-6, or {MHC}=1"
+    for option in ("residual_scalars", "x0_scalars", "backout", "mtp_num_layers"):
+        if getattr(model, option):
+            message = f"model.{option} reads one stream, and there are {model.mhc_expansion_rate}."
+            off = 0 if option == "mtp_num_layers" else "false"
+            yield f"model.{option}", message, f"model.{option}={off}, or {MHC}=1"
+
+
+@rule(ENGRAM, ENGRAM, "model.n_layers", "model.engram_vocab_bases", "model.engram_max_ngram_size")
+def engram(model: Decoder) -> Findings:
+    """model.engram_layers are different layers of the model, with one of model.engram_vocab_bases
+    for each length of n-grams.
+    """
+    layers, bases = model.engram_layers, model.engram_vocab_bases
+    if not layers:
+        return
+    if len(set(layers)) < len(layers) or max(layers) >= model.n_layers:
+        message = f"{ENGRAM}={list(layers)} are not {len(layers)} of layers 0 to "
+        inside = sorted({min(layer, model.n_layers - 1) for layer in layers})
+        yield ENGRAM, f"{message}{model.n_layers - 1}.", f"{ENGRAM}={inside}".replace(" ", "")
+    orders = model.engram_max_ngram_size - 1
+    if len(bases) != orders:
+        key = "model.engram_vocab_bases"
+        message = f"{key} has {len(bases)} entries for n-grams of {orders} lengths, 2 and longer."
+        rows = ",".join(str(5 * model.vocab_size) for _ in range(orders))
+        yield key, message, f"{key}=[{rows}]"
 
 
 @rule("model.mtp_trained", MTP, "objective", "objective.mtp_loss_scaling_factor")

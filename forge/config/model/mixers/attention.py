@@ -7,6 +7,7 @@ from typing import Any
 
 from forge.config.field import section
 from forge.config.model.activations import FP32, Kept, Named, Numbers
+from forge.config.model.block_attention import MOBA
 from forge.config.model.layer import LayerShape
 from forge.config.model.mixers.base import Mixer
 from forge.config.model.skips.value_embeddings import value_tensors
@@ -62,7 +63,10 @@ class Attention(Mixer):
         seen = layer.seen(seq_len)
         if layer.window_pattern and layer.sliding_window_size:
             seen = min(layer.sliding_window_size - 1, seq_len)
-        return 12 * layer.n_heads * layer.computed_head_dim * seen
+        width = layer.n_heads * layer.computed_head_dim
+        # A product with the mean of each block, without gradient.
+        blocks = seq_len // layer.moba_chunk_size if layer.chooses_blocks(seq_len) else 0
+        return 12 * width * seen + 2 * width * blocks
 
     def kept(self, layer: LayerShape, numbers: Numbers) -> Kept:
         heads, kv_heads = -(-layer.n_heads // numbers.tp), -(-layer.kv_heads // numbers.tp)
@@ -77,6 +81,8 @@ class Attention(Mixer):
             copy = numbers.width if numbers.width < FP32 else 0
             entries = heads * min(numbers.seq_len, 2 * layer.seen(numbers.seq_len))
             scores, remade = entries * (2 * FP32 + copy), entries * (FP32 + copy)
+        if layer.chooses_blocks(numbers.seq_len):  # a mask for each head
+            scores += heads * numbers.seq_len * numbers.width
         width = layer.computed_head_dim * numbers.tp
         of_queries = 2 * heads if layer.attention_output_gate else heads
         wide = {"query_proj": of_queries, "key_proj": kv_heads}
@@ -178,6 +184,23 @@ def capped_kernel(model: LayerShape) -> Findings:
             message = f"the {layer.sdpa_backend} kernel caps no scores: they are written out."
             hint = f"{path}.sdpa_backend=auto, or {path}.attn_logits_soft_cap=0"
             yield f"{path}.sdpa_backend", message, hint
+
+
+@rule(MOBA, MOBA, PATTERN, *SPANS)
+def moba_span(model: LayerShape) -> Findings:
+    """model.moba chooses among all blocks of keys before a token: its layers have no window and no
+    chunks.
+    """
+    for path, layer in model.in_use():
+        if not layer.moba or "moba" in layer.mixer.unread:
+            continue
+        if model.window_pattern:
+            message = f"{path}.moba=true and {PATTERN} both limit the keys."
+            yield f"{path}.moba", message, f"{path}.moba=false, or {PATTERN}=''"
+        elif any(layer.span):
+            option = "sliding_window_size" if layer.span.window else "chunk_attn_window_size"
+            message = f"{path}.moba=true and {path}.{option}={max(layer.span)} both limit the keys."
+            yield f"{path}.moba", message, f"{path}.moba=false, or {path}.{option}=0"
 
 
 @rule("model.temperature_tuning", "model.temperature_tuning", "model.position", *SPANS[2:])

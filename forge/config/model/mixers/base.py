@@ -17,6 +17,7 @@ OF_HEADS = (
     *("qk_norm", "qk_norm_width", "qk_norm_with_scale", "qk_norm_after_rope", "qk_scale"),
     *("value_embeddings", "v_norm", "v_norm_with_scale", "attention_sink", "share_kv_projections"),
     *("attention_output_gate", "temperature_tuning", "fused_qkv"),
+    *("moba", "moba_chunk_size", "moba_topk"),
 )
 """Options of multi-head attention alone."""
 OF_SCORES = (

@@ -1,0 +1,1 @@
+"""The blocks of a decoder, and the streams between them."""

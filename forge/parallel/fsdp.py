@@ -85,9 +85,8 @@ def shard(
     fully_shard(model, **resident)
     if mesh.parallel.ep > 1:
         prefetch_in_order([[model], *groups])
-    register_fsdp_forward_method(model, "hidden")
-    if further:
-        register_fsdp_forward_method(model, "hidden_ahead")
+    for method in ("hidden", "hidden_ahead")[: 2 if further else 1]:
+        register_fsdp_forward_method(model, method)
     mix_in(model, ReshardsOnModeChange, keeps_gathered=reshard_after_forward is False)
     keep_formats(model)
     if mesh.fsdp.size() > 1:  # else no rank adds anything, and a factor would be one more copy

@@ -99,6 +99,9 @@ def needs(file: str, folder: Path) -> list[str]:
     (folder / "pieces.model").write_bytes(b"\n\x05\n\x03<s>\n\x06\n\x04</s>")
     ranks = (f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256))
     (folder / "ranks.tiktoken").write_text("".join(ranks))
+    if file in ("launch/kubernetes", "launch/skypilot"):
+        stored = ["+launch.mounts={/data: claim}", "run.root=/data/runs"]
+        return stored + ["launch.image=me/forge"] * (file == "launch/kubernetes")
     if file.startswith("parallel/ep"):
         return ["model=moe_tiny"]
     if file.startswith("recipe/") or file == "train/llm":

@@ -137,8 +137,8 @@ def tasks(config: Config, eval: Eval) -> Findings:
 
 @rule("eval.tasks_length", "eval.tasks", "eval.too_long", "eval.tasks_items", "model.max_seq_len")
 def tasks_length(config: Config, eval: Eval, tokenizer: Tokenizer) -> Findings:
-    """A question of eval.tasks fits into model.max_seq_len, or eval.too_long=cut shortens it; seen
-    here unless the tokenizer is still to be trained.
+    """A question of eval.tasks fits into model.max_seq_len, or eval.too_long=cut shortens it; not
+    seen of a tokenizer yet to be trained.
     """
     if eval.too_long == CUT or not isinstance(tokenizer, Bytes | Existing):
         return

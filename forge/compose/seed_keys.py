@@ -150,6 +150,13 @@ model.chunk_attn_window_size | chunk_attn_window_size | 0 = no chunks; of a kind
 model.attn_logits_soft_cap | attn_logits_soft_cap | 0 = no cap
 model.norm_placement | use_post_attn_norm use_post_ffw_norm | both; post = after alone
 train.use_qk_clip | use_qk_clip | with every optimizer but schedule-free; attention of groups of heads too
+model.moba | moba | of any kind of layer
+model.moba_chunk_size | moba_chunk_size | counted from the first token of a document
+model.moba_topk | moba_topk | the block of the query included
+model.mixer.use_indexer | use_indexer | with model.mixer.q_lora_rank
+model.mixer.indexer_topk | indexer_topk | always exact
+model.mixer.indexer_sparse_training | indexer_sparse_training | false = attention reads all keys, in MaxText the chosen ones; freeze the rest by optimizer.trainable_parameters
+model.mixer.indexer_loss_scaling_factor | indexer_loss_scaling_factor | of the sum of all layers
 model.qk_norm | use_qk_norm | with model.qk_norm_after_rope=true model.qk_norm_with_scale=false
 model.moe.num_experts | num_experts | 0 = dense, not 1
 model.moe.capacity_factor | capacity_factor | 0 = nothing is dropped, not -1
@@ -236,6 +243,7 @@ model.dropout | enable_dropout | 0 = off; MaxText's is on at a rate of 0
 model.dropout | dropout_rate | of each feature of each token, not of features of whole sequences
 data.shuffle_seed | data_shuffle_seed | null = seed
 seed | init_weights_seed | one seed; each use has a stream of its own
+model.mhc_expansion_rate | mhc_expansion_rate | of all layers; streams are summed at the end
 optimizer=adamw | opt_type | or adam_pax, sgd, muon
 scheduler.decay_ratio | wsd_decay_steps_fraction | default null: a fifth of the run
 scheduler.warmup_ratio | warmup_steps_fraction | default null: a tenth, at most 40 steps
@@ -295,6 +303,8 @@ eval.tasks | generation_configs | an entry for each, with its temperature and sa
 eval.tasks | num_eval_passes | samples of an entry
 eval.tasks | eval_mode | pass_at_N, maj_at_N and exact_match (pass_at_1) of an entry with N samples
 rewards | reward_exact_answer reward_exact_format_match reward_white_space_format_match reward_partial_format_match reward_ratio_guess_to_answer_high reward_ratio_guess_to_answer_low penalty_incorrect_format penalty_incorrect_answer math_verify_timeout math_verify_num_procs reasoning_start_token reasoning_end_token solution_start_token solution_end_token | as +reward@rewards.NAME=gsm8k_format, gsm8k_answer or math_verify have it
+model.engram_layers | engram_layers | [] = off; any tokenizer
+model.engram_seed | engram_seed | other hashes than those of MaxText for one seed
 diloco.replicas | num_diloco_replicas | worked out: parallel.dp_replicate
 parallel | ici_parallelism | worked out from its axes
 parallel | dcn_parallelism | worked out from its axes; one degree over all networks
@@ -337,11 +347,8 @@ model.logits_dot_in_fp32 | logits_dot_in_fp32 ; objective.z_loss_weight | z_loss
 model.attention_sink | attention_sink ; train.qk_clip_threshold | qk_clip_threshold
 model.mixer.mla_naive_kvcache | mla_naive_kvcache ; model.mixer.q_lora_rank | q_lora_rank
 model.mixer.kv_lora_rank | kv_lora_rank ; model.mixer.qk_nope_head_dim | qk_nope_head_dim
-model.mixer.use_indexer | use_indexer ; model.mixer.indexer_head_dim | indexer_head_dim
-model.mixer.indexer_n_heads | indexer_n_heads ; model.mixer.indexer_topk | indexer_topk
-model.mixer.indexer_sparse_training | indexer_sparse_training
-model.mixer.indexer_loss_scaling_factor | indexer_loss_scaling_factor
 model.mixer.qk_rope_head_dim | qk_rope_head_dim ; model.mixer.v_head_dim | v_head_dim
+model.mixer.indexer_head_dim | indexer_head_dim ; model.mixer.indexer_n_heads | indexer_n_heads
 model.temperature_tuning | temperature_tuning ; model.moe.ffn_hidden_dim | base_moe_mlp_dim moe_mlp_dim
 model.moe.aux_loss_weight | load_balance_loss_weight ; model.moe.norm_topk_prob | norm_topk_prob
 model.moe.float32_gate_logits | float32_gate_logits ; model.moe.first_num_dense_layers | first_num_dense_layers
@@ -368,21 +375,24 @@ data.hf_data_files | hf_train_files ; data.num_workers | grain_worker_count
 data.prefetch_factor | grain_per_worker_buffer_size ; objective=sft | use_sft
 objective=grpo | use_grpo ; model | student_overrides
 objective.feature_loss | distill_feature_loss_type ; optimizer.trainable_parameters | student_params_to_update
-data.shuffle | enable_data_shuffling ; diloco.enabled | enable_diloco
-diloco.sync_period | diloco_sync_period ; diloco.outer_lr | diloco_outer_lr
-diloco.outer_momentum | diloco_outer_momentum ; train.skip_step_on_spikes | skip_step_on_spikes
-train.skip_step_interval | skip_step_interval ; train.skip_step_scaling_factor | skip_step_scaling_factor
-scheduler.wsd_decay_type | wsd_decay_style ; optimizer.eps | adam_eps
-optimizer.eps_root | adam_eps_root ; optimizer.weight_decay | adam_weight_decay
-model.rope_type | rope_type ; model.rope_theta | rope_max_timescale
-model.max_seq_len | max_position_embeddings ; model.original_max_position_embeddings | original_max_position_embeddings
-model.rope_truncate | rope_truncate ; model.rope_attention_scaling | rope_attention_scaling
-eval.sample_top_k | decode_sampling_top_k ; eval.sample_temperature | decode_sampling_temperature
-profiling.interval | profile_periodically_period ; metrics.step_deviation_interval_seconds | step_deviation_interval_seconds
-rollout.num_generations | num_generations ; objective.num_iterations | num_iterations
-objective.epsilon | grpo_epsilon ; objective.drop_degenerate | degenerate_group_masking
-objective.epsilon_high | epsilon_high ; train.max_steps | num_batches
-rollout.batch_size | rollout_micro_batch_size ; train.global_batch_size | global_batch_size_to_train_on global_batch_size_to_load
+data.shuffle | enable_data_shuffling ; model.sinkhorn_iterations | sinkhorn_iterations
+diloco.enabled | enable_diloco ; diloco.sync_period | diloco_sync_period
+diloco.outer_lr | diloco_outer_lr ; diloco.outer_momentum | diloco_outer_momentum
+train.skip_step_on_spikes | skip_step_on_spikes ; train.skip_step_interval | skip_step_interval
+train.skip_step_scaling_factor | skip_step_scaling_factor ; scheduler.wsd_decay_type | wsd_decay_style
+optimizer.eps | adam_eps ; optimizer.eps_root | adam_eps_root
+optimizer.weight_decay | adam_weight_decay ; model.rope_type | rope_type
+model.rope_theta | rope_max_timescale ; model.max_seq_len | max_position_embeddings
+model.original_max_position_embeddings | original_max_position_embeddings ; model.rope_truncate | rope_truncate
+model.rope_attention_scaling | rope_attention_scaling ; eval.sample_top_k | decode_sampling_top_k
+eval.sample_temperature | decode_sampling_temperature ; profiling.interval | profile_periodically_period
+metrics.step_deviation_interval_seconds | step_deviation_interval_seconds ; rollout.num_generations | num_generations
+objective.num_iterations | num_iterations ; objective.epsilon | grpo_epsilon
+objective.drop_degenerate | degenerate_group_masking ; objective.epsilon_high | epsilon_high
+train.max_steps | num_batches ; rollout.batch_size | rollout_micro_batch_size
+model.engram_num_heads | engram_num_heads ; model.engram_head_dim | engram_head_dim
+model.engram_vocab_bases | engram_vocab_bases ; model.engram_max_ngram_size | engram_max_ngram_size
+model.engram_kernel_size | engram_kernel_size ; train.global_batch_size | global_batch_size_to_train_on global_batch_size_to_load
 """
 """Our keys, theirs, and what differs: one to a line, or two where nothing differs."""
 

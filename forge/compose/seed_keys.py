@@ -150,6 +150,10 @@ model.chunk_attn_window_size | chunk_attn_window_size | 0 = no chunks; of a kind
 model.attn_logits_soft_cap | attn_logits_soft_cap | 0 = no cap
 model.norm_placement | use_post_attn_norm use_post_ffw_norm | both; post = after alone
 train.use_qk_clip | use_qk_clip | with every optimizer but schedule-free; attention of groups of heads too
+model.mixer.use_indexer | use_indexer | with model.mixer.q_lora_rank
+model.mixer.indexer_topk | indexer_topk | always exact
+model.mixer.indexer_sparse_training | indexer_sparse_training | false = attention reads all keys, in MaxText the chosen ones; freeze the rest by optimizer.trainable_parameters
+model.mixer.indexer_loss_scaling_factor | indexer_loss_scaling_factor | of the sum of all layers
 model.qk_norm | use_qk_norm | with model.qk_norm_after_rope=true model.qk_norm_with_scale=false
 model.moe.num_experts | num_experts | 0 = dense, not 1
 model.moe.capacity_factor | capacity_factor | 0 = nothing is dropped, not -1
@@ -337,11 +341,8 @@ model.logits_dot_in_fp32 | logits_dot_in_fp32 ; objective.z_loss_weight | z_loss
 model.attention_sink | attention_sink ; train.qk_clip_threshold | qk_clip_threshold
 model.mixer.mla_naive_kvcache | mla_naive_kvcache ; model.mixer.q_lora_rank | q_lora_rank
 model.mixer.kv_lora_rank | kv_lora_rank ; model.mixer.qk_nope_head_dim | qk_nope_head_dim
-model.mixer.use_indexer | use_indexer ; model.mixer.indexer_head_dim | indexer_head_dim
-model.mixer.indexer_n_heads | indexer_n_heads ; model.mixer.indexer_topk | indexer_topk
-model.mixer.indexer_sparse_training | indexer_sparse_training
-model.mixer.indexer_loss_scaling_factor | indexer_loss_scaling_factor
 model.mixer.qk_rope_head_dim | qk_rope_head_dim ; model.mixer.v_head_dim | v_head_dim
+model.mixer.indexer_head_dim | indexer_head_dim ; model.mixer.indexer_n_heads | indexer_n_heads
 model.temperature_tuning | temperature_tuning ; model.moe.ffn_hidden_dim | base_moe_mlp_dim moe_mlp_dim
 model.moe.aux_loss_weight | load_balance_loss_weight ; model.moe.norm_topk_prob | norm_topk_prob
 model.moe.float32_gate_logits | float32_gate_logits ; model.moe.first_num_dense_layers | first_num_dense_layers

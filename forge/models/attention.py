@@ -140,7 +140,7 @@ class Attention(nn.Module):
         `causal_attention`. With `model.moba` fewer keys, those of chosen blocks.
         """
         options = {"scale": self.scale, "cap": self.cap, "sinks": self.sinks_here(), "seen": seen}
-        if self.section.chooses_blocks(k.shape[2]):
+        if self.section.moba and self.section.chooses_blocks(k.shape[2]):
             assert not isinstance(seen, BlockMask)
             blocks = {"chunk": self.section.moba_chunk_size, "topk": self.section.moba_topk}
             options["seen"] = as_scores(chosen_keys(q, k, seen=seen, **blocks), q.dtype)

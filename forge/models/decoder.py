@@ -174,7 +174,8 @@ class Decoder(TableValues, nn.Module):
             kind = self.kinds[int(layer)]
             named = x0 | ({"tokens": tokens} if kind in self.with_values else {})
             layer_cache = cache.layers[int(layer)] if cache is not None else None
-            x = remembered(self, x, layer, tokens, at, cache)
+            if layer in self.engrams:
+                x = remembered(self, x, layer, tokens, at, cache)
             if positions is None:
                 x = block(x, rotations.get(kind), layer_cache, **named)
             elif kind not in self.spans:
@@ -209,7 +210,8 @@ class Decoder(TableValues, nn.Module):
     def _received(self, x: Tensor) -> Tensor:
         if self.norm is None:
             return x
-        x = collected(x, self.section.mhc_expansion_rate)
+        if self.section.mhc_expansion_rate > 1:
+            x = collected(x, self.section.mhc_expansion_rate)
         return self.norm(x) if self.output is None else self.output.receive(x, self.norm)
 
     def _enter(
@@ -220,7 +222,8 @@ class Decoder(TableValues, nn.Module):
         if self.embedding_norm is not None:
             x = self.embedding_norm(x).to(x.dtype)
         x = x if self.smear is None else self.smear(x, positions, cache)
-        return spread_streams(x, self.section.mhc_expansion_rate)
+        streams = self.section.mhc_expansion_rate
+        return x if streams == 1 else spread_streams(x, streams)
 
     def embed(self, tokens: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
         """Embed tokens: [batch, seq] at positions start, start + 1, ..., or at `positions`, [batch,

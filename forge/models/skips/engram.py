@@ -124,11 +124,9 @@ def memories(section: DecoderConfig) -> nn.ModuleDict:
 def remembered(
     model: Any, x: Tensor, layer: str, tokens: Tensor, at: tuple[int, Tensor | None], cache: Any
 ) -> Tensor:
-    """Add the memory of a layer, if there is one. at: position of the first token; of all tokens,
+    """Add the memory of a layer. at: position of the first token; of all tokens,
     where they do not follow it.
     """
-    if layer not in model.engrams:
-        return x
     start, places = at
     if places is None:
         places = start + torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)

@@ -27,8 +27,13 @@ from parity_cases import (  # noqa: E402  # pyright: ignore[reportMissingImports
     MOE_CASES,
     Case,
 )
-from parity_models import MODELS, SMALL  # noqa: E402  # pyright: ignore[reportMissingImports]
+from parity_models import (  # noqa: E402  # pyright: ignore[reportMissingImports]
+    FLOAT64_ALONE,
+    MODELS,
+    SMALL,
+)
 from parity_run import (  # noqa: E402  # pyright: ignore[reportMissingImports]
+    FORMATS,
     LR,
     STEPS,
     config_of,
@@ -43,12 +48,14 @@ from forge.parity.verdict import BOUNDS  # noqa: E402
 
 def row(case: Case) -> tuple[str, bool]:
     """The line of a layout, and whether it is within the bounds."""
-    found = outcomes(case)
+    alone = case.model in FLOAT64_ALONE
+    found = outcomes(case, FORMATS[:1] if alone else FORMATS)
     cells = [
         f"{value:.0e}"
         for outcome in found
         for value in (outcome.loss, outcome.gradient, outcome.weights)
     ]
+    cells += ["-"] * (3 * alone)
     equal = all(
         not outcome.faults and outcome.same_state and outcome.same_choices is not False
         for outcome in found

@@ -303,7 +303,7 @@ eval.tasks | generation_configs | an entry for each, with its temperature and sa
 eval.tasks | num_eval_passes | samples of an entry
 eval.tasks | eval_mode | pass_at_N, maj_at_N and exact_match (pass_at_1) of an entry with N samples
 rewards | reward_exact_answer reward_exact_format_match reward_white_space_format_match reward_partial_format_match reward_ratio_guess_to_answer_high reward_ratio_guess_to_answer_low penalty_incorrect_format penalty_incorrect_answer math_verify_timeout math_verify_num_procs reasoning_start_token reasoning_end_token solution_start_token solution_end_token | as +reward@rewards.NAME=gsm8k_format, gsm8k_answer or math_verify have it
-model.engram_layers | engram_layers | [] = off; any tokenizer
+model.engram_layers | engram_layers | [] = off; any tokenizer: ids are hashed as they are, and spellings of one word do not share an id
 model.engram_seed | engram_seed | other hashes than those of MaxText for one seed
 diloco.replicas | num_diloco_replicas | worked out: parallel.dp_replicate
 parallel | ici_parallelism | worked out from its axes

@@ -228,8 +228,8 @@ def mtp_trained(model: Decoder, objective: Objective) -> Findings:
 
 @rule("model.mtp_block", MTP, "model.mixer", *KINDS, "model.smear")
 def mtp_block(model: Decoder) -> Findings:
-    """The modules of model.mtp_num_layers repeat the last block: it has attention and a
-    feed-forward layer, and no ways around layers.
+    """The modules of model.mtp_num_layers repeat the last block: attention and a feed-forward layer,
+    with no ways around layers.
     """
     if not model.mtp_num_layers:
         return

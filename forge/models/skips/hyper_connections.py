@@ -35,7 +35,9 @@ class Joint(NamedTuple):
         streams = x.unflatten(-1, (self.taken.shape[-1], -1)).to(self.mixing.dtype)
         with torch.autocast(x.device.type, enabled=False):
             mixed = self.mixing.mT @ streams
-        return (mixed + self.taken.unsqueeze(-1) * y.unsqueeze(-2)).flatten(-2).to(x.dtype)
+        added = self.taken.unsqueeze(-1) * y.unsqueeze(-2)
+        # Added in the flat shape: FSDP warns of a block whose output is a view.
+        return (mixed.flatten(-2) + added.flatten(-2)).to(x.dtype)
 
 
 class Streams(nn.Module):

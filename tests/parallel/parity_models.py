@@ -89,7 +89,10 @@ MOBA = (
 # gradient of that is a sum of rounding errors.
 STREAMS = "model.mhc_expansion_rate=3 model.sinkhorn_iterations=4 model.norm_eps=0.1"
 # In float64 alone: the root of a product near 0 multiplies rounding errors without a bound.
-FLOAT64_ALONE = ("memory", "memory, streams", "memory, moe", "packed memory")
+FLOAT64_ALONE = (
+    *("memory", "memory, streams", "memory, moe", "packed memory"),
+    *("streams", "streams, clipped", "streams, moe", "packed streams"),
+)
 MEMORY = (
     "model.engram_layers=[0,2] model.engram_vocab_bases=[30,50] model.engram_num_heads=2 "
     "model.engram_head_dim=10 model.engram_kernel_size=3"

@@ -64,7 +64,7 @@ import functools
 TABLE = """
 ROWS
 """
-"""Our keys, theirs, and what differs: one to a line, or two where nothing differs."""
+"""Our keys, theirs, and what differs: one to a line, or three where nothing differs."""
 
 
 @functools.cache
@@ -195,9 +195,9 @@ def render_keys() -> str:
         f"{ours} | {' '.join(keys)}" + (f" | {note}" if note else "")
         for (ours, note), keys in typed.items()
     ]
-    plain = [line for line in lines if line.count(" | ") == 1]  # two of these stand on a line
+    plain = [line for line in lines if line.count(" | ") == 1]  # three of these stand on a line
     lines = [line for line in lines if line.count(" | ") > 1]
-    lines += [" ; ".join(plain[first : first + 2]) for first in range(0, len(plain), 2)]
+    lines += [" ; ".join(plain[first : first + 3]) for first in range(0, len(plain), 3)]
     return KEYS.replace("ROWS", "\n".join(lines))
 
 

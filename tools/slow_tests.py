@@ -21,12 +21,21 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 LIST, ROWS = ROOT / "tests" / "slow.txt", ROOT / "slow_tests.jsonl"
 BOUND = 1.5
+PARITY = "tests/parallel/test_parity.py::test_a_layout_equals_one_device"
 STAYS = (
     "tests/test_killed.py::",
     "tests/test_train_end_to_end.py::test_a_run_shows_what_it_does_and_ends_with_a_summary",
     "tests/test_many_ranks.py::test_a_rank_that_raises_is_reported_with_its_own_traceback",
-    "tests/parallel/test_parity.py::test_a_layout_equals_one_device[tp2 x fsdp2]",
-    "tests/parallel/test_parity.py::test_a_layout_equals_one_device[moe: pp2 x ep2]",
+    f"{PARITY}[tp2 x fsdp2]",
+    f"{PARITY}[moe: pp2 x ep2]",
+    *(
+        f"{PARITY}[{name}: tp2]"
+        for name in ("mtp", "mamba", "indexer", "memory", "streams", "moba")
+    ),
+    "tests/rundir/test_handed_over.py::",
+    "tests/training/test_local_tier.py::",
+    "tests/training/test_diloco.py::",
+    "tests/training/test_waits.py::test_a_step_between_logs_waits_for_nothing[dense]",
     "tests/training/test_killed_rollouts.py::test_a_killed_run_ends_with_the_same_bits[update]",
     "tests/parallel/test_rollout_layouts.py::test_steps_equal_those_of_one_device[parallel.tp=2]",
     "tests/hf/test_peft_folders.py::test_adapters_go_out_and_in_again_and_are_merged",

@@ -87,7 +87,7 @@ def in_bf16(case: InBf16, older: Sequence[str] = ()) -> str:
     words = " ".join(filter(None, (case.both, case.layout)))
     begin = f"| {case.name} | {case.model} | `{words}` |"
     for line in older:
-        if line.startswith(begin):
+        if line.startswith(begin) and not line.endswith("| yes |"):
             return line
     sides = (
         distance_in_bf16(case.model, case.both),

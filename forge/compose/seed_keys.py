@@ -320,81 +320,57 @@ train.activation_checkpointing | tensors_to_offload | custom: the names whose pl
 train.rampup_start | global_batch_size_to_load_start | sequences of the first steps; default 0 = no ramp-up
 train.rampup_increment | global_batch_size_to_load_increment | sequences by which the batch grows
 objective=grpo | rl | with the sections objective, rollout and rewards
-parallel | distributed fsdp ; model.moe.num_experts | model.num_experts
-model.moe.top_k | model.moe_top_k num_experts_per_tok ; model.moe.frequency | model.moe_frequency interleave_moe_layer_step
-model.moe.bias_schedule | model.moe_bias_schedule ; objective.ce_chunk_size | train.ce_chunk_size
-parallel.dp_shard | distributed.dp_shard ; parallel.dp_replicate | distributed.dp_replicate ici_data_parallelism
-parallel.tp | distributed.tp ici_tensor_parallelism ; parallel.pp | distributed.pp ici_pipeline_parallelism
-parallel.pp_schedule | distributed.pp_schedule ; parallel.cp | distributed.cp ici_context_parallelism context_parallel_size
-parallel.nccl_timeout_sec | distributed.nccl_timeout_sec ; parallel.backend | distributed.backend
-checkpoint.resume_from | checkpoint.load_path load_full_state_path ; adapter | lora
-metrics | logging ; run | output
-adapter.rank | lora.rank ; adapter.alpha | lora.alpha
-adapter.dropout | lora.dropout ; precision.mixed_precision | trainer.mixed_precision
-train.batch_size | trainer.batch_size device_batch_size train_micro_batch_size ; train.grad_accum_steps | trainer.gradient_accumulation gradient_accumulation_steps
-optimizer.lr | trainer.learning_rate learning_rate ; scheduler.warmup_steps | trainer.warmup_steps warmup_steps
-train.grad_clip_norm | trainer.max_grad_norm gradient_clipping_threshold ; checkpoint.interval | trainer.checkpoint_every_n_steps checkpoint_period
-eval.patience | eval.early_stopping_patience ; eval.min_delta | eval.early_stopping_min_delta
-metrics.wandb_project | logging.project ; metrics.log_interval | logging.log_every_n_steps log_period
-run.dir | output.dir ; scheduler.warmup_ratio | warmup_ratio
-scheduler.min_lr_ratio | final_lr_frac learning_rate_final_fraction ; run.name | model_tag
-checkpoint.init_from | load_parameters_path ; checkpoint.local_interval | local_checkpoint_period
-model.dim | base_emb_dim emb_dim ; model.n_heads | base_num_query_heads num_query_heads
-model.n_kv_heads | base_num_kv_heads num_kv_heads ; model.ffn_hidden_dim | base_mlp_dim mlp_dim
-model.n_layers | base_num_decoder_layers num_decoder_layers ; model.norm_eps | normalization_layer_epsilon
-model.qk_norm_with_scale | qk_norm_with_scale ; model.tie_embeddings | logits_via_embedding
-model.logits_dot_in_fp32 | logits_dot_in_fp32 ; objective.z_loss_weight | z_loss_multiplier
-model.attention_sink | attention_sink ; train.qk_clip_threshold | qk_clip_threshold
-model.mixer.mla_naive_kvcache | mla_naive_kvcache ; model.mixer.q_lora_rank | q_lora_rank
-model.mixer.kv_lora_rank | kv_lora_rank ; model.mixer.qk_nope_head_dim | qk_nope_head_dim
-model.mixer.qk_rope_head_dim | qk_rope_head_dim ; model.mixer.v_head_dim | v_head_dim
-model.mixer.indexer_head_dim | indexer_head_dim ; model.mixer.indexer_n_heads | indexer_n_heads
-model.temperature_tuning | temperature_tuning ; model.moe.ffn_hidden_dim | base_moe_mlp_dim moe_mlp_dim
-model.moe.aux_loss_weight | load_balance_loss_weight ; model.moe.norm_topk_prob | norm_topk_prob
-model.moe.float32_gate_logits | float32_gate_logits ; model.moe.first_num_dense_layers | first_num_dense_layers
-model.moe.shared_experts | shared_experts ; model.moe.routed_scaling_factor | routed_scaling_factor
-model.moe.router | routed_score_func ; model.moe.bias_update_rate | routed_bias_update_rate
-model.mlp_bias | mlp_bias ; model.moe.topk_routing_group | topk_routing_group
-model.mixer.gdn_conv_kernel_dim | gdn_conv_kernel_dim ; model.mixer.gdn_key_head_dim | gdn_key_head_dim
-model.mixer.gdn_value_head_dim | gdn_value_head_dim ; model.mixer.gdn_num_key_heads | gdn_num_key_heads
-model.mixer.gdn_num_value_heads | gdn_num_value_heads ; model.mixer.gdn_chunk_size | gdn_chunk_size
-model.mixer.use_qk_norm_in_gdn | use_qk_norm_in_gdn ; model.partial_rotary_factor | partial_rotary_factor
-parallel.cp_load_balance | context_parallel_load_balance ; parallel.ep | ici_expert_parallelism
-parallel.pp_stages_per_rank | num_pipeline_repeats ; parallel.pp_microbatches | num_pipeline_microbatches
-train.recompute.decoder_layer_input | decoder_layer_input ; train.recompute.context | context
-train.recompute.mlpwi | mlpwi ; train.recompute.mlpwi_0 | mlpwi_0
-train.recompute.mlpwi_1 | mlpwi_1 ; train.recompute.mlpwo | mlpwo
-train.recompute.moe_mlpwi_0 | moe_mlpwi_0 ; train.recompute.moe_mlpwi_1 | moe_mlpwi_1
-train.recompute.moe_mlpwo | moe_mlpwo ; train.recompute.query_proj | query_proj
-train.recompute.key_proj | key_proj ; train.recompute.value_proj | value_proj
-train.recompute.query_wa_proj | query_wa_proj ; train.recompute.kv_wa_proj | kv_wa_proj
-train.recompute.out_proj | out_proj ; train.recompute.mla_q | mla_q
-train.recompute.mla_kv | mla_kv ; data.chat_template | chat_template
-data.hf_dataset_config | hf_name ; data.hf_data_dir | hf_data_dir
-data.hf_data_files | hf_train_files ; data.num_workers | grain_worker_count
-data.prefetch_factor | grain_per_worker_buffer_size ; objective=sft | use_sft
-objective=grpo | use_grpo ; model | student_overrides
-objective.feature_loss | distill_feature_loss_type ; optimizer.trainable_parameters | student_params_to_update
-data.shuffle | enable_data_shuffling ; model.sinkhorn_iterations | sinkhorn_iterations
-diloco.enabled | enable_diloco ; diloco.sync_period | diloco_sync_period
-diloco.outer_lr | diloco_outer_lr ; diloco.outer_momentum | diloco_outer_momentum
-train.skip_step_on_spikes | skip_step_on_spikes ; train.skip_step_interval | skip_step_interval
-train.skip_step_scaling_factor | skip_step_scaling_factor ; scheduler.wsd_decay_type | wsd_decay_style
-optimizer.eps | adam_eps ; optimizer.eps_root | adam_eps_root
-optimizer.weight_decay | adam_weight_decay ; model.rope_type | rope_type
-model.rope_theta | rope_max_timescale ; model.max_seq_len | max_position_embeddings
-model.original_max_position_embeddings | original_max_position_embeddings ; model.rope_truncate | rope_truncate
-model.rope_attention_scaling | rope_attention_scaling ; eval.sample_top_k | decode_sampling_top_k
-eval.sample_temperature | decode_sampling_temperature ; profiling.interval | profile_periodically_period
-metrics.step_deviation_interval_seconds | step_deviation_interval_seconds ; rollout.num_generations | num_generations
-objective.num_iterations | num_iterations ; objective.epsilon | grpo_epsilon
-objective.drop_degenerate | degenerate_group_masking ; objective.epsilon_high | epsilon_high
-train.max_steps | num_batches ; rollout.batch_size | rollout_micro_batch_size
-model.engram_num_heads | engram_num_heads ; model.engram_head_dim | engram_head_dim
-model.engram_vocab_bases | engram_vocab_bases ; model.engram_max_ngram_size | engram_max_ngram_size
+parallel | distributed fsdp ; model.moe.num_experts | model.num_experts ; model.moe.top_k | model.moe_top_k num_experts_per_tok
+model.moe.frequency | model.moe_frequency interleave_moe_layer_step ; model.moe.bias_schedule | model.moe_bias_schedule ; objective.ce_chunk_size | train.ce_chunk_size
+parallel.dp_shard | distributed.dp_shard ; parallel.dp_replicate | distributed.dp_replicate ici_data_parallelism ; parallel.tp | distributed.tp ici_tensor_parallelism
+parallel.pp | distributed.pp ici_pipeline_parallelism ; parallel.pp_schedule | distributed.pp_schedule ; parallel.cp | distributed.cp ici_context_parallelism context_parallel_size
+parallel.nccl_timeout_sec | distributed.nccl_timeout_sec ; parallel.backend | distributed.backend ; checkpoint.resume_from | checkpoint.load_path load_full_state_path
+adapter | lora ; metrics | logging ; run | output
+adapter.rank | lora.rank ; adapter.alpha | lora.alpha ; adapter.dropout | lora.dropout
+precision.mixed_precision | trainer.mixed_precision ; train.batch_size | trainer.batch_size device_batch_size train_micro_batch_size ; train.grad_accum_steps | trainer.gradient_accumulation gradient_accumulation_steps
+optimizer.lr | trainer.learning_rate learning_rate ; scheduler.warmup_steps | trainer.warmup_steps warmup_steps ; train.grad_clip_norm | trainer.max_grad_norm gradient_clipping_threshold
+checkpoint.interval | trainer.checkpoint_every_n_steps checkpoint_period ; eval.patience | eval.early_stopping_patience ; eval.min_delta | eval.early_stopping_min_delta
+metrics.wandb_project | logging.project ; metrics.log_interval | logging.log_every_n_steps log_period ; run.dir | output.dir
+scheduler.warmup_ratio | warmup_ratio ; scheduler.min_lr_ratio | final_lr_frac learning_rate_final_fraction ; run.name | model_tag
+checkpoint.init_from | load_parameters_path ; checkpoint.local_interval | local_checkpoint_period ; model.dim | base_emb_dim emb_dim
+model.n_heads | base_num_query_heads num_query_heads ; model.n_kv_heads | base_num_kv_heads num_kv_heads ; model.ffn_hidden_dim | base_mlp_dim mlp_dim
+model.n_layers | base_num_decoder_layers num_decoder_layers ; model.norm_eps | normalization_layer_epsilon ; model.qk_norm_with_scale | qk_norm_with_scale
+model.tie_embeddings | logits_via_embedding ; model.logits_dot_in_fp32 | logits_dot_in_fp32 ; objective.z_loss_weight | z_loss_multiplier
+model.attention_sink | attention_sink ; train.qk_clip_threshold | qk_clip_threshold ; model.mixer.mla_naive_kvcache | mla_naive_kvcache
+model.mixer.q_lora_rank | q_lora_rank ; model.mixer.kv_lora_rank | kv_lora_rank ; model.mixer.qk_nope_head_dim | qk_nope_head_dim
+model.mixer.qk_rope_head_dim | qk_rope_head_dim ; model.mixer.v_head_dim | v_head_dim ; model.mixer.indexer_head_dim | indexer_head_dim
+model.mixer.indexer_n_heads | indexer_n_heads ; model.temperature_tuning | temperature_tuning ; model.moe.ffn_hidden_dim | base_moe_mlp_dim moe_mlp_dim
+model.moe.aux_loss_weight | load_balance_loss_weight ; model.moe.norm_topk_prob | norm_topk_prob ; model.moe.float32_gate_logits | float32_gate_logits
+model.moe.first_num_dense_layers | first_num_dense_layers ; model.moe.shared_experts | shared_experts ; model.moe.routed_scaling_factor | routed_scaling_factor
+model.moe.router | routed_score_func ; model.moe.bias_update_rate | routed_bias_update_rate ; model.mlp_bias | mlp_bias
+model.moe.topk_routing_group | topk_routing_group ; model.mixer.gdn_conv_kernel_dim | gdn_conv_kernel_dim ; model.mixer.gdn_key_head_dim | gdn_key_head_dim
+model.mixer.gdn_value_head_dim | gdn_value_head_dim ; model.mixer.gdn_num_key_heads | gdn_num_key_heads ; model.mixer.gdn_num_value_heads | gdn_num_value_heads
+model.mixer.gdn_chunk_size | gdn_chunk_size ; model.mixer.use_qk_norm_in_gdn | use_qk_norm_in_gdn ; model.partial_rotary_factor | partial_rotary_factor
+parallel.cp_load_balance | context_parallel_load_balance ; parallel.ep | ici_expert_parallelism ; parallel.pp_stages_per_rank | num_pipeline_repeats
+parallel.pp_microbatches | num_pipeline_microbatches ; train.recompute.decoder_layer_input | decoder_layer_input ; train.recompute.context | context
+train.recompute.mlpwi | mlpwi ; train.recompute.mlpwi_0 | mlpwi_0 ; train.recompute.mlpwi_1 | mlpwi_1
+train.recompute.mlpwo | mlpwo ; train.recompute.moe_mlpwi_0 | moe_mlpwi_0 ; train.recompute.moe_mlpwi_1 | moe_mlpwi_1
+train.recompute.moe_mlpwo | moe_mlpwo ; train.recompute.query_proj | query_proj ; train.recompute.key_proj | key_proj
+train.recompute.value_proj | value_proj ; train.recompute.query_wa_proj | query_wa_proj ; train.recompute.kv_wa_proj | kv_wa_proj
+train.recompute.out_proj | out_proj ; train.recompute.mla_q | mla_q ; train.recompute.mla_kv | mla_kv
+data.chat_template | chat_template ; data.hf_dataset_config | hf_name ; data.hf_data_dir | hf_data_dir
+data.hf_data_files | hf_train_files ; data.num_workers | grain_worker_count ; data.prefetch_factor | grain_per_worker_buffer_size
+objective=sft | use_sft ; objective=grpo | use_grpo ; model | student_overrides
+objective.feature_loss | distill_feature_loss_type ; optimizer.trainable_parameters | student_params_to_update ; data.shuffle | enable_data_shuffling
+model.sinkhorn_iterations | sinkhorn_iterations ; diloco.enabled | enable_diloco ; diloco.sync_period | diloco_sync_period
+diloco.outer_lr | diloco_outer_lr ; diloco.outer_momentum | diloco_outer_momentum ; train.skip_step_on_spikes | skip_step_on_spikes
+train.skip_step_interval | skip_step_interval ; train.skip_step_scaling_factor | skip_step_scaling_factor ; scheduler.wsd_decay_type | wsd_decay_style
+optimizer.eps | adam_eps ; optimizer.eps_root | adam_eps_root ; optimizer.weight_decay | adam_weight_decay
+model.rope_type | rope_type ; model.rope_theta | rope_max_timescale ; model.max_seq_len | max_position_embeddings
+model.original_max_position_embeddings | original_max_position_embeddings ; model.rope_truncate | rope_truncate ; model.rope_attention_scaling | rope_attention_scaling
+eval.sample_top_k | decode_sampling_top_k ; eval.sample_temperature | decode_sampling_temperature ; profiling.interval | profile_periodically_period
+metrics.step_deviation_interval_seconds | step_deviation_interval_seconds ; rollout.num_generations | num_generations ; objective.num_iterations | num_iterations
+objective.epsilon | grpo_epsilon ; objective.drop_degenerate | degenerate_group_masking ; objective.epsilon_high | epsilon_high
+train.max_steps | num_batches ; rollout.batch_size | rollout_micro_batch_size ; model.engram_num_heads | engram_num_heads
+model.engram_head_dim | engram_head_dim ; model.engram_vocab_bases | engram_vocab_bases ; model.engram_max_ngram_size | engram_max_ngram_size
 model.engram_kernel_size | engram_kernel_size ; train.global_batch_size | global_batch_size_to_train_on global_batch_size_to_load
 """
-"""Our keys, theirs, and what differs: one to a line, or two where nothing differs."""
+"""Our keys, theirs, and what differs: one to a line, or three where nothing differs."""
 
 
 @functools.cache

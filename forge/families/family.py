@@ -246,9 +246,14 @@ def differences_between(one: Decoder, other: Decoder) -> list[Difference]:
             facts, other_facts = compared[kinds]
             for name in sorted(facts.keys() | other_facts.keys()):
                 pair = facts.get(name), other_facts.get(name)
-                if pair[0] != pair[1]:
+                if _plain(pair[0]) != _plain(pair[1]):
                     changed.setdefault(name, Difference(f"model.{name}", *pair))
     return list(changed.values())
+
+
+def _plain(value: Any) -> Any:
+    """A value of an option, equal before and after its section is frozen."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 WORKED_OUT = (

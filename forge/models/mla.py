@@ -113,10 +113,10 @@ class MLA(nn.Module):
         if cache is not None:
             *held, keys = cache.append(*self.cached(latent, k_shared), index.keys)
             index = index._replace(keys=keys)
-            if self.section.chooses:
+            if self.section.indexer_sparse_training:
                 seen = indexer.choose(index, seen, q.dtype)
             return self.attend_to_cached(q, tuple(held), seen)
-        if self.section.chooses:
+        if self.section.indexer_sparse_training:
             seen = indexer.choose(index, seen, q.dtype)
         k, v = self.keys_and_values(latent, k_shared)
         heads = self.attend(q, k, v, *(() if seen is None else (seen,)))

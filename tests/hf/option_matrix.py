@@ -319,6 +319,8 @@ def values_of(field: Field[Any], value: Any) -> list[Any]:
     """Other values that an option might have."""
     if choices := field.metadata.get("choices"):
         return list(choices)
+    if isinstance(value, list | tuple):
+        return []
     if "bool" in str(field.type):
         return [True, False]
     if "int" in str(field.type):

@@ -22,7 +22,7 @@ from forge.models.documents import BLOCK, positions_and_masks, visible_blocks
 from forge.parallel.activation_checkpoint import recompute_blocks
 from forge.parallel.modules import compile_blocks
 
-BY_MASK = {name for name in MODELS if name.startswith("latent")}  # of another mixer
+BY_MASK = {name for name in MODELS if name.startswith(("latent", "indexer"))}  # of another mixer
 
 
 @pytest.fixture

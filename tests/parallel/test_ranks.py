@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from helpers.ranks import on_ranks
 
+from forge.config.optimizers.diloco import DiLoCo
 from forge.config.parallel import Parallel
 from forge.config.precision import Precision
 from forge.config.root import Config
@@ -28,7 +29,8 @@ from forge.parallel.rendezvous import Command, Rendezvous
 def laid_out(**layout: Any) -> Config:
     """All that joining reads of a config."""
     fp32 = Precision(mixed_precision="fp32")
-    return cast(Config, SimpleNamespace(parallel=Parallel(**layout), precision=fp32))
+    sections = {"parallel": Parallel(**layout), "precision": fp32, "diloco": DiLoCo()}
+    return cast(Config, SimpleNamespace(**sections))
 
 
 def environment(rank: int, world: int, port: int) -> dict[str, str]:

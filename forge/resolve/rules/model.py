@@ -228,7 +228,7 @@ def mtp_trained(model: Decoder, objective: Objective) -> Findings:
 
 @rule("model.mtp_block", MTP, "model.mixer", *KINDS, "model.smear")
 def mtp_block(model: Decoder) -> Findings:
-    """The modules of model.mtp_num_layers repeat the last block: attention and a feed-forward layer,
+    """Modules of model.mtp_num_layers repeat the last block: attention and a feed-forward layer,
     with no ways around layers.
     """
     if not model.mtp_num_layers:

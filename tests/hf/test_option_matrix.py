@@ -95,12 +95,16 @@ class Read(Keys):
 
 WORKED_OUT = {"num_key_value_heads", "n_inner", "layer_types", "moe_layers", "head_dim"}
 WORKED_OUT |= {"n_group", "topk_group", "rope_parameters", "no_rope_layers"}
-WORKED_OUT |= {"mlp_layer_types"}
+WORKED_OUT |= {"mlp_layer_types", "full_attn_idxs"}
 """Keys that a class fills in by others, where it has None for them."""
 READ_ELSEWHERE = {"head_dim", "attn_logit_softcapping", "final_logit_softcapping"}
 """Keys whose values of the class stand behind an `or`, or by whether they are there."""
-OF_LATENTS = {(name, "num_key_value_heads") for name in ("deepseek_v3", "glm4_moe_lite")}
+OF_LATENTS = {
+    (name, "num_key_value_heads") for name in ("deepseek_v3", "deepseek_v32", "glm4_moe_lite")
+}
 """Keys that are known to change nothing."""
+BY_FILES = {"num_mtp_layers", "num_nextn_predict_layers", "mtp_num_hidden_layers"}
+"""Numbers of modules, which the files have or have not, whatever is stated."""
 
 
 def test_keys_that_are_absent_have_the_values_of_the_class() -> None:
@@ -113,7 +117,7 @@ def test_keys_that_are_absent_have_the_values_of_the_class() -> None:
         of_class = {field.name: field.default for field in dataclasses.fields(kind)}
         for name, value in keys.given.items():
             theirs, value = of_class.get(name), _plain(value)
-            known = name in READ_ELSEWHERE or (family.model_type, name) in OF_LATENTS
+            known = name in READ_ELSEWHERE | BY_FILES or (family.model_type, name) in OF_LATENTS
             if name not in of_class or known or (theirs is None and name in WORKED_OUT):
                 continue
             assert value == theirs or not (value or theirs), (family.model_type, name, value)

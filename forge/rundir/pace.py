@@ -25,7 +25,7 @@ LAST, FEWEST = 100, 8
 """Collectives of a group that a file has, and that ranks must have in common to be compared."""
 LATE = 0.2
 """Share of the time that others wait for a rank, from which it is named."""
-LARGEST_FILE = 1 << 16
+LARGEST_FILE = 1 << 20  # of LAST collectives of some hundred groups
 Moments = dict[str, dict[int, tuple[float, float | None]]]
 """By group and number of the collective: seconds at which the rank came, and seconds it took."""
 

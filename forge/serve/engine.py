@@ -112,6 +112,9 @@ class Answer:
     def tell(self) -> None:
         """Hand on what is new of the answer."""
         row, finish = self.row, None
+        if self.guide is not None and self.guide.fault:
+            self.request.put(Piece(answer=self.number, error=f"the schema: {self.guide.fault}"))
+            return
         if row.over:
             finish = self.speller.finish(row.tokens)
         tokens = []

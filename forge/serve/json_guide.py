@@ -35,6 +35,11 @@ class JSONGuide:
         """Whether the answer is complete: nothing may follow."""
         return self.matcher.is_stopped()
 
+    @property
+    def fault(self) -> str:
+        """Why the answer cannot go on, as where a schema asks for too much; empty if it can."""
+        return self.matcher.get_error()[:300] if self.matcher.is_error() else ""
+
 
 class JSONGuides:
     """Makes guides for a tokenizer. ends: ids that end an answer."""

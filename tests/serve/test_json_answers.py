@@ -16,6 +16,7 @@ from forge.models.batching.row import Row
 from forge.models.batching.slots import Slots
 from forge.models.sampling import How
 from forge.models.token_distribution import Sampling
+from forge.serve.engine import Answer, Piece, Request
 from forge.serve.json_guide import MISSING, JSONGuides
 
 SCHEMA: dict[str, Any] = {
@@ -101,6 +102,21 @@ def test_a_format_that_cannot_be_followed_is_refused(client, wanted: Any, messag
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**CHAT, response_format=wanted)
     assert message in str(caught.value)
+
+
+def test_an_answer_that_cannot_go_on_ends_with_an_error(loaded) -> None:
+    guide = JSONGuides(loaded.tokenizer, [loaded.tokenizer.end_id]).maker({"type": "boolean"})()
+    pieces: list[Piece] = []
+    request = Request(
+        prompt=(65,), put=pieces.append, most=4, sampling=Sampling(), ends=frozenset(), n=1
+    )
+    request.guide = lambda: guide
+    answer = Answer(request, 0, loaded.tokenizer)
+    answer.row.take(loaded.tokenizer.encode("x")[0], -1.0, [])
+    answer.tell()
+    assert answer.row.over
+    assert "doesn't satisfy the grammar" in pieces[-1].error
+    assert pieces[-1].finish is None
 
 
 def test_without_the_package_it_is_said(loaded, monkeypatch) -> None:

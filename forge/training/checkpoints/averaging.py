@@ -84,6 +84,14 @@ class ChosenLayers(Mapping[str, Tensor]):
                 if name.startswith(begin):
                     self.sources[f"{BLOCKS}{block}.{name.removeprefix(begin)}"] = name
 
+    def check(self, whole: Model, chosen: Model) -> None:
+        """Refuse a model with tensors by layer outside of its blocks, as value embeddings."""
+        ours, theirs = ({t.name for t in section.tensors()} for section in (chosen, whole))
+        kept = {name for name, source in self.sources.items() if source in theirs}
+        if differing := sorted(ours ^ kept):
+            message = f"layers: other tensors belong to layers too: {listed(differing)}"
+            raise CheckpointError(f"{message}; a model without them can be cut")
+
     def like(self) -> dict[str, Tensor]:
         """The weights by name on the meta device."""
         like = self.weights.like()
@@ -141,8 +149,9 @@ def merge_checkpoints(
     average: Average | ChosenLayers
     average = Average([(Merged(saved.path, config, weights), share) for saved, share in chosen])
     if layers is not None:
-        config = replace(config, model=with_layers(config.model, layers))
+        whole, config = config.model, replace(config, model=with_layers(config.model, layers))
         average = ChosenLayers(average, layers)
+        average.check(whole, config.model)
     config = replace(config, run=replace(config.run, dir=str(out.absolute())))
     config.freeze()
     sources = [{"path": str(saved.path), "step": saved.step, "share": s} for saved, s in chosen]

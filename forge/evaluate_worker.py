@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _evaluate(folder: Path, trust: Sequence[str]) -> None:
-    from forge.parallel.ranks import join_ranks
+    from forge.parallel.join import join_ranks
     from forge.training.evaluating import evaluated
     from forge.training.models import load_on_ranks
     from forge.training.process import set_up

@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(folder: Path, trust: Sequence[str]) -> None:
-    from forge.parallel.ranks import join_ranks
+    from forge.parallel.join import join_ranks
     from forge.training.models import load_on_ranks
     from forge.training.process import set_up
     from forge.training.writing import Writer

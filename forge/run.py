@@ -35,7 +35,7 @@ from forge.rundir.directory import Before
 from forge.rundir.on_end import run_on_end
 from forge.rundir.outcome import FAILED, Result
 from forge.rundir.saved_config import CHANGES
-from forge.rundir.wall_clock.ledger import note_submission
+from forge.rundir.wall_clock.starts import note_submission
 
 if TYPE_CHECKING:
     from forge.parallel.rendezvous import Rendezvous

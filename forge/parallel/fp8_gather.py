@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from forge.models.contract import StepReport
-from forge.parallel.fsdp_groups import param_group
+from forge.parallel.fsdp_private import param_group
 from forge.quantization.fp8 import FP8
 from forge.quantization.layers import QuantizedLinear
 from forge.tensors.local import local

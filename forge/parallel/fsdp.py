@@ -24,8 +24,7 @@ from forge.adapters.adapter import Adapted
 from forge.adapters.packed import packed_in
 from forge.models.decoder import Decoder
 from forge.models.experts import Experts
-from forge.parallel.fsdp_formats import integers, keep_formats
-from forge.parallel.fsdp_groups import groups_made_once, param_group
+from forge.parallel.fsdp_private import groups_made_once, integers, keep_formats, param_group
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import blocks_of, mix_in
 from forge.tensors.local import local

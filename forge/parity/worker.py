@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(folder: Path) -> None:
     import torch
 
-    from forge.parallel.ranks import join_ranks
+    from forge.parallel.join import join_ranks
     from forge.parity.side import measure
     from forge.training.data import check_vocabulary, prepare_data
     from forge.training.process import set_up

@@ -7,6 +7,7 @@ from forge.rundir.checkpoints import TOKENIZER
 from forge.rundir.files import write_json
 from forge.rundir.wall_clock.ledger import Ledger
 from forge.training.callback import Callback, is_users
+from forge.training.callbacks.build_trackers import trackers_of
 from forge.training.callbacks.diloco import OuterStep
 from forge.training.callbacks.every_step import Agreement, BadSteps
 from forge.training.callbacks.garbage import Garbage
@@ -22,7 +23,6 @@ from forge.training.callbacks.spikes import Spikes
 from forge.training.callbacks.stopping import HealthCheck, StopVote, TimeLimit
 from forge.training.callbacks.stragglers import Stragglers
 from forge.training.callbacks.tasks import Tasks
-from forge.training.callbacks.trackers import trackers_of
 from forge.training.callbacks.weight_average import WeightAverage
 from forge.training.checkpoints.checkpoint import Checkpointer
 from forge.training.checkpoints.handing_over import hand_over_of

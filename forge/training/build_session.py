@@ -11,8 +11,8 @@ from forge.config.root import Config
 from forge.optim.build import build_optimizer
 from forge.optim.own_schedule import build_schedule
 from forge.optim.schedules import scale_by_phase
+from forge.parallel.join import join_ranks
 from forge.parallel.modules import FORMATS
-from forge.parallel.ranks import join_ranks
 from forge.parallel.rendezvous import Rendezvous
 from forge.rundir import saved_config
 from forge.training.callbacks.signals import Signals

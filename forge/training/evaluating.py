@@ -19,7 +19,7 @@ from forge.evaluation.tasks import facts, flat_metrics, save, tasks_ready
 from forge.parallel.ranks import Ranks
 from forge.rundir.evaluations import cache_path
 from forge.rundir.saved_config import is_run
-from forge.training.callbacks.trackers import services_after
+from forge.training.callbacks.build_trackers import services_after
 from forge.training.checkpoints.adapter_base import hash_weights
 from forge.training.checkpoints.restore import Trained, load_run
 

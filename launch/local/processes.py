@@ -22,7 +22,7 @@ from forge.launch.local import threads
 from forge.rundir import outcome
 from forge.rundir.outcome import ERROR
 from forge.rundir.process_folders import remove_left
-from forge.rundir.wall_clock import ledger
+from forge.rundir.wall_clock import ledger, starts
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 GRACE = 5.0  # seconds for ranks to end after the failure of a rank
@@ -82,7 +82,7 @@ class Ranks:
         trust: Sequence[str] = (),
         say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
         apart: bool = False,
-        cause: str = ledger.COMMAND,
+        cause: str = starts.COMMAND,
     ) -> None:
         """module: the module run by a rank, with the run directory and `trust` as arguments.
         environ: further variables. at_a_time: number of similar runs sharing the cores. say: takes
@@ -99,7 +99,7 @@ class Ranks:
         # A blocked interrupt is inherited: a rank takes it only once Python has started.
         previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            added = {**(environ or {}), ledger.LAUNCHED: f"{time.time()} {cause}"}
+            added = {**(environ or {}), starts.LAUNCHED: f"{time.time()} {cause}"}
             for rank, variables in enumerate(_environments(ranks, added, at_a_time)):
                 command = [sys.executable, "-m", module, str(run_dir), *trust]
                 log = rank_log(run_dir, rank) if rank else output
@@ -136,7 +136,7 @@ class Ranks:
     def _note_exit(self) -> None:
         if not self._noted and (self.run_dir / ledger.RECORD).exists():
             self._noted = True
-            ledger.note_exit(self.run_dir, self._first)
+            starts.note_exit(self.run_dir, self._first)
 
     def wait(self) -> int:
         while (code := self.poll()) is None:

@@ -15,7 +15,7 @@ from forge.launch.local.elastic import Elastic
 from forge.launch.local.processes import Ranks
 from forge.rundir import outcome
 from forge.rundir.on_end import run_on_end
-from forge.rundir.wall_clock import ledger
+from forge.rundir.wall_clock import ledger, starts
 
 PAUSE = 1.0  # seconds until ports and memory of the dead ranks are free
 STUCK = 3  # deaths in a row without a step beyond the furthest one
@@ -56,7 +56,7 @@ class RestartedRanks:
         self._size, self._since, self._growing = ranks, time.time(), False
         self._earlier: int | None = None
         self._ended = False
-        self._ranks = self._started(ledger.COMMAND)
+        self._ranks = self._started(starts.COMMAND)
         self.say = self._ranks.say
 
     @property
@@ -76,7 +76,7 @@ class RestartedRanks:
             if self.passed_on:
                 return 128 + max(self.passed_on)
             if time.monotonic() >= self._due:
-                self._due, self._ranks = None, self._started(ledger.RESTART)
+                self._due, self._ranks = None, self._started(starts.RESTART)
             return None
         code = self._ranks.poll()
         if code is None:

@@ -98,7 +98,7 @@ def world_of(config: Config) -> int:
 
 
 def this_rank(config: Config) -> Ranks:
-    """The rank that `on_ranks` has made, as `forge.parallel.ranks.join_ranks` would give it."""
+    """The rank that `on_ranks` has made, as `forge.parallel.join.join_ranks` would give it."""
     if dist.get_world_size() == 1:
         if config.precision.mixed_precision == "fp32":
             return Ranks()

@@ -22,7 +22,8 @@ from forge.config.parallel import Parallel
 from forge.config.precision import Precision
 from forge.config.root import Config
 from forge.launch.local.processes import free_port
-from forge.parallel.ranks import Ranks, _backend, join_ranks
+from forge.parallel.join import _backend, join_ranks
+from forge.parallel.ranks import Ranks
 from forge.parallel.rendezvous import Command, Rendezvous
 
 

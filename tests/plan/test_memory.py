@@ -29,7 +29,7 @@ from forge.optim.build import build_optimizer
 from forge.parallel.activation_checkpoint import recompute_blocks
 from forge.parallel.apply import apply_to_blocks
 from forge.parallel.host_memory import Host
-from forge.parallel.ranks import join_ranks
+from forge.parallel.join import join_ranks
 from forge.planning.activations import Activations
 from forge.planning.memory import FORWARD, memory_of
 from forge.resolve.resolve import resolve

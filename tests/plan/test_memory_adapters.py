@@ -13,7 +13,8 @@ import forge
 from forge.config.root import Config
 from forge.optim.build import build_optimizer
 from forge.parallel.apply import apply_to_blocks
-from forge.parallel.ranks import Ranks, join_ranks
+from forge.parallel.join import join_ranks
+from forge.parallel.ranks import Ranks
 from forge.planning.memory import FORWARD, memory_of
 from forge.resolve.resolve import resolve
 from forge.tensors.masters import master

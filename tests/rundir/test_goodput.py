@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
 import pytest
 
 from forge.rundir.wall_clock import ledger as ledgers
+from forge.rundir.wall_clock import starts
 from forge.rundir.wall_clock.goodput import Start, add_up, read_goodput
-from forge.rundir.wall_clock.ledger import LAUNCHED, Ledger, note_exit, note_submission
+from forge.rundir.wall_clock.ledger import Ledger
+from forge.rundir.wall_clock.starts import LAUNCHED, note_exit, note_submission
 
 
 def start(
@@ -74,7 +77,7 @@ def test_a_start_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     time.sleep(0.02)
     monkeypatch.setenv(LAUNCHED, f"{began + 0.01} command")
     ledger = Ledger.open(tmp_path)
-    assert LAUNCHED not in ledgers.os.environ  # a run started by a rank has its own
+    assert LAUNCHED not in os.environ  # a run started by a rank has its own
     ledger.begin(0)
     for step in (1, 2, 3):
         with ledger.span("data_wait"):
@@ -115,7 +118,7 @@ def test_a_start_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_damaged_ledger_is_no_ledger(tmp_path: Path) -> None:
     (tmp_path / ledgers.RECORD).write_text('{"began": 1')
-    (tmp_path / ledgers.ROWS).write_text('{"event": "save"\n')
+    (tmp_path / starts.ROWS).write_text('{"event": "save"\n')
     assert read_goodput(tmp_path) is None
     ledger = Ledger.open(tmp_path)
     ledger.close()

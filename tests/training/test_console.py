@@ -13,8 +13,8 @@ from helpers.fake_display import Display
 from rich.console import Console
 
 from forge.config.metrics import Metrics
+from forge.training.callbacks.build_trackers import build_trackers
 from forge.training.callbacks.console import LiveConsole, console_tracker
-from forge.training.callbacks.trackers import build_trackers
 
 TRAINING = {
     "train/loss": 3.14159,

@@ -20,8 +20,8 @@ import forge
 from forge.config.metrics import Metrics
 from forge.evaluation.run import TaskResult
 from forge.statistics.interval import Interval
+from forge.training.callbacks.build_trackers import build_trackers
 from forge.training.callbacks.tracker_services import FINISH_SECONDS, WandB
-from forge.training.callbacks.trackers import build_trackers
 from forge.training.evaluating import give_to_trackers
 
 LOGS = [
@@ -208,7 +208,7 @@ import os, signal
 from contextlib import closing
 from pathlib import Path
 from forge.config.metrics import Metrics
-from forge.training.callbacks.trackers import build_trackers
+from forge.training.callbacks.build_trackers import build_trackers
 
 section = Metrics(enable_wandb=True, wandb_mode="offline", enable_console=False)
 trackers = build_trackers(section, Path({str(tmp_path)!r}), total_steps=3, config_dict={{}}).open()
@@ -274,7 +274,7 @@ def test_what_is_not_enabled_is_not_imported(tmp_path):
 import sys
 from pathlib import Path
 from forge.config.metrics import Metrics
-from forge.training.callbacks.trackers import build_trackers
+from forge.training.callbacks.build_trackers import build_trackers
 section = Metrics(enable_console=False)
 build_trackers(section, Path({str(tmp_path)!r}), total_steps=1, config_dict={{}}).open().close()
 print(sorted({{"torch", "tensorboard", "wandb", "rich"}} & set(sys.modules)))

@@ -11,7 +11,8 @@ from typing import Any
 from forge.config.numbers import time_span
 from forge.rundir.files import rows_if_readable
 from forge.rundir.signs import last_sign
-from forge.rundir.wall_clock.ledger import COMMAND, RESTART, ROWS, UNBEGUN, read_record
+from forge.rundir.wall_clock.ledger import UNBEGUN, read_record
+from forge.rundir.wall_clock.starts import COMMAND, RESTART, ROWS
 
 MEANINGS = {
     "queue": "from the submission, or from Slurm's queueing it again, to the launch",

@@ -18,40 +18,11 @@ from typing import Any
 
 from forge.rundir.files import append_row, read_object
 from forge.rundir.signs import last_sign
+from forge.rundir.wall_clock.starts import ROWS, append_event, launched
 
-ROWS, RECORD = "ledger.jsonl", "ledger.json"
+RECORD = "ledger.json"
 SIZE = 1024  # bytes of the record: one length, so that it can be written in place
-LAUNCHED = "FORGE_LAUNCHED"  # variable of a rank: when the launcher started it, and why
 UNBEGUN = -1  # steps of a start that has not come to its first
-COMMAND, RESTART, REQUEUE = "command", "restart", "requeue"
-
-
-def note_submission(run_dir: Path) -> None:
-    """Record that somebody has asked for the run, or for the run to go on: by a command, which
-    began a little earlier, or by a call from Python.
-    """
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    is_command = spec is not None and spec.name.startswith("forge.")
-    _append(run_dir, event="submit", time=_process_began() if is_command else time.time())
-
-
-def note_exit(run_dir: Path, code: int) -> None:
-    """Record that the processes of a start have ended, as seen by the launcher."""
-    _append(run_dir, event="exit", code=code)
-
-
-def launched() -> tuple[float, str]:
-    """The start of this process by a launcher, in seconds since 1970, and the cause."""
-    environ = os.environ
-    when, _, cause = environ.pop(LAUNCHED, "").partition(" ")  # not for processes started from here
-    if when:
-        return float(when), cause
-    if environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
-        return _process_began(), RESTART
-    if environ.get("SLURM_RESTART_COUNT", "0") != "0":
-        return _process_began(), REQUEUE
-    outside = "TORCHELASTIC_RUN_ID" in environ or "SLURM_JOB_ID" in environ
-    return (_process_began() if outside else time.time()), COMMAND
 
 
 class Ledger:
@@ -134,7 +105,7 @@ class Ledger:
         if self._file >= 0:
             self.enter(self.name)
             with suppress(OSError):
-                _append(self.run_dir, event="save", step=step, seconds=self._rounded())
+                append_event(self.run_dir, event="save", step=step, seconds=self._rounded())
 
     def record(self) -> dict[str, Any]:
         """The present start up to now, as in ledger.json."""
@@ -180,25 +151,9 @@ def read_record(run_dir: Path) -> dict[str, Any] | None:
         return None
 
 
-def _append(run_dir: Path | None, **row: Any) -> None:
-    if run_dir is not None:
-        with suppress(OSError):  # a full disk is no reason for a run not to begin, or to end
-            append_row(run_dir / ROWS, {"time": time.time()} | row)
-
-
 def _compile_seconds() -> float:
     """Seconds that torch.compile has taken in this process so far."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     spent: Mapping[str, int] = getattr(dynamo, "cumulative_time_spent_ns", {})
     phases = ("entire_frame_compile", "entire_backward_compile")
     return sum(spent.get(phase, 0) for phase in phases) / 1e9
-
-
-def _process_began() -> float:
-    """When this process began, in seconds since 1970; now, where the system does not say."""
-    try:
-        ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-        return time.time() - uptime + int(ticks) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return time.time()

@@ -23,7 +23,8 @@ def test_what_is_measured_to_be_slow_is_listed(
     rows = ['["tests/a.py::slow", 3.5]', '["tests/a.py::quick", 0.1]', '["tests/tools/b.py::c", 9]']
     measured, written = tmp_path / "rows.jsonl", tmp_path / "slow.txt"
     measured.write_text("\n".join(rows))
+    written.write_text("tests/a.py::quick\ntests/c.py::measured_before\n")
     monkeypatch.setattr(slow_tests, "LIST", written)
     monkeypatch.setattr("sys.argv", ["slow_tests.py", str(measured)])
     slow_tests.main()
-    assert written.read_text() == "tests/a.py::slow\n"
+    assert written.read_text() == "tests/a.py::slow\ntests/c.py::measured_before\n"

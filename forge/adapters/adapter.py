@@ -11,6 +11,7 @@ from torch import nn
 from forge.build import build
 from forge.config.adapters.adapter import Adapter as AdapterSection
 from forge.config.root import Config
+from forge.models.decoder import Decoder
 
 
 class Adapter:
@@ -36,6 +37,12 @@ class Adapter:
 
     def take_out(self, model: nn.Module) -> None:
         """Move a part of the weights into the added parameters, at the first step of a run."""
+
+
+def decoder_of(model: nn.Module) -> Decoder:
+    """A model as the decoder that adapters change; a rule refuses other models."""
+    assert isinstance(model, Decoder), model
+    return model
 
 
 def adapter_of(config: Config) -> Adapter:

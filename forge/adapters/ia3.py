@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from forge.adapters.adapter import Adapted, Adapter
+from forge.adapters.adapter import Adapted, Adapter, decoder_of
 from forge.config.adapters.adapter import adapter_prefix
 from forge.config.adapters.ia3 import IA3 as IA3Section
 from forge.config.model.tensors import TensorSpec
-from forge.models.decoder import Decoder
 from forge.models.mixin import mix_in
 
 
@@ -21,13 +20,13 @@ class IA3(Adapter):
     section: IA3Section
 
     def inject(self, model: nn.Module) -> None:
-        assert isinstance(model, Decoder), model
-        added = list(self.section.added(model.table.values()))
+        decoder = decoder_of(model)
+        added = list(self.section.added(decoder.table.values()))
         for spec in added:
             path, _, name = spec.name.rpartition(".")
             empty = torch.empty(spec.shape, device="meta")
             model.get_submodule(path).register_parameter(name, nn.Parameter(empty))
-        model.table |= {spec.name: spec for spec in added}
+        decoder.table |= {spec.name: spec for spec in added}
 
     def activate(self, model: nn.Module) -> None:
         modules = dict(model.named_modules())
@@ -37,8 +36,7 @@ class IA3(Adapter):
                 mix_in(layer, ScaledLinear, scales_input=on_input, adapter_is_on=True)
 
     def _targets(self, model: nn.Module) -> Iterator[TensorSpec]:
-        assert isinstance(model, Decoder), model
-        yield from (spec for spec in model.table.values() if self.section.has(spec))
+        yield from (spec for spec in decoder_of(model).table.values() if self.section.has(spec))
 
 
 class ScaledLinear(Adapted):

@@ -8,14 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from forge.adapters.adapter import Adapted, Adapter
+from forge.adapters.adapter import Adapted, Adapter, decoder_of
 from forge.adapters.experts import AdaptedExperts
 from forge.adapters.packed import packed_in
 from forge.adapters.pissa import take_out
 from forge.config.adapters.adapter import MAGNITUDE, PISSA, TAKEN_A, A, adapter_name, adapter_prefix
 from forge.config.adapters.adapter import LoRA as LoRASection
 from forge.config.model.tensors import EMBEDDING, TensorSpec
-from forge.models.decoder import Decoder
 from forge.models.dropout import Dropout
 from forge.models.experts import Experts
 from forge.models.mixin import mix_in
@@ -33,12 +32,12 @@ class LoRA(Adapter):
     section: LoRASection
 
     def inject(self, model: nn.Module) -> None:
-        assert isinstance(model, Decoder), model
-        for spec in self.section.added(model.table.values()):
+        decoder = decoder_of(model)
+        for spec in self.section.added(decoder.table.values()):
             path, _, name = spec.name.rpartition(".")
             empty = torch.empty(spec.shape, device="meta")
             model.get_submodule(path).register_parameter(name, nn.Parameter(empty))
-        model.table |= {spec.name: spec for spec in self.section.added(model.table.values())}
+        decoder.table |= {spec.name: spec for spec in self.section.added(decoder.table.values())}
         for spec in self._targets(model):
             if spec.of_experts:
                 continue
@@ -46,7 +45,7 @@ class LoRA(Adapter):
             if spec.role == EMBEDDING:  # now, to stay inside of a lookup in a part of the table
                 mix_in(layer, AdaptedTable, scaling=self._scale(spec), adapter_is_on=True)
             else:
-                drops = Dropout(self.section.dropout, adapter_name(spec, "lora"), model.noise)
+                drops = Dropout(self.section.dropout, adapter_name(spec, "lora"), decoder.noise)
                 layer.lora_dropout = drops if drops.rate else None  # type: ignore[assignment]
 
     def activate(self, model: nn.Module) -> None:

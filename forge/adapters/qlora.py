@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from forge.adapters.adapter import decoder_of
 from forge.adapters.lora import LoRA
 from forge.adapters.packed_layers import pack_weights
 from forge.config.adapters.qlora import QLoRA as QLoRASection
-from forge.models.decoder import Decoder
 
 
 class QLoRA(LoRA):
@@ -20,6 +20,5 @@ class QLoRA(LoRA):
     section: QLoRASection
 
     def pack(self, model: nn.Module, dtype: torch.dtype) -> None:
-        assert isinstance(model, Decoder), model
-        weights = [spec for spec in model.section.tensors() if self.section.packs(spec)]
+        weights = [spec for spec in decoder_of(model).section.tensors() if self.section.packs(spec)]
         pack_weights(model, weights, self.section.packed_format, dtype)

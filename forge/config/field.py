@@ -89,7 +89,7 @@ class FrozenDict(dict):
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise dataclasses.FrozenInstanceError("a resolved config is read-only")
 
-    __setitem__ = __delitem__ = __ior__ = _refuse  # type: ignore[assignment]
+    __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -33,16 +33,16 @@ Split = pre_tokenizers.PreTokenizer
 def _pattern(name: str) -> Split:
     words = pre_tokenizers.Split(Regex(ENCODINGS[name].pattern), "isolated")
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([words, as_bytes])  # type: ignore[return-value]
+    return pre_tokenizers.Sequence([words, as_bytes])
 
 
 def _gpt2() -> Split:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[return-value]
+    return pre_tokenizers.ByteLevel(add_prefix_space=False)
 
 
 def _digits_first() -> Split:
     digits = pre_tokenizers.Digits(individual_digits=True)
-    return pre_tokenizers.Sequence([digits, _gpt2()])  # type: ignore[return-value]
+    return pre_tokenizers.Sequence([digits, _gpt2()])
 
 
 SPLITS: Mapping[str, Callable[[], Split]] = {
@@ -80,7 +80,7 @@ def write_tokenizer(file: GGUFFile, folder: Path) -> None:
     }
     added = {name: stated[f"{name}_token"] for name, is_added in around.items() if is_added}
     if added:
-        raw.post_processor = _put_around(added, tokens)  # type: ignore[assignment]
+        raw.post_processor = _put_around(added, tokens)
     raw.save(str(folder / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", **stated}
     config |= {f"add_{name}_token": is_added for name, is_added in around.items()}
@@ -130,9 +130,9 @@ def _bpe(file: GGUFFile, facts: Mapping[str, Any], pre: str) -> tokenizers.Token
     )
     raw = tokenizers.Tokenizer(model)
     if pre == "qwen2":
-        raw.normalizer = normalizers.NFC()  # type: ignore[assignment]
+        raw.normalizer = normalizers.NFC()
     raw.pre_tokenizer = SPLITS[pre]()
-    raw.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    raw.decoder = decoders.ByteLevel()
     kinds = facts.get("token_type") or [1] * len(tokens)
     for token, kind in zip(tokens, kinds, strict=True):
         if kind == CONTROL:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.models.contract import StepReport
 from forge.models.mixers.indexer import Indexing, number_of_losses
-from forge.models.moe import MoE
+from forge.models.moe import mixtures_of
 from forge.models.routing_record import SUMS
 from forge.tensors.wide import widest
 
@@ -60,7 +60,7 @@ class Balance:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.layers = [module for module in model.modules() if isinstance(module, MoE)]
+        self.layers = mixtures_of(model)
         section = getattr(model, "section", None)
         self.section = section if isinstance(section, DecoderConfig) and section.is_moe else None
         assert self.section is not None or not self.layers, "a model with experts has a `section`"

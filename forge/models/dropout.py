@@ -81,7 +81,7 @@ class Dropout(Drawing):
         """x: [batch, seq, features] -> [batch, seq, features]."""
         if not self.training or not self.rate:
             return x
-        return _Dropped.apply(x, self.here(), self.keys, self.rate, self.first)  # type: ignore[return-value]
+        return _Dropped.apply(x, self.here(), self.keys, self.rate, self.first)
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """Multiply by a matrix [out, features] after dropout; saves x itself, a tensor that other
@@ -89,7 +89,7 @@ class Dropout(Drawing):
         """
         if not self.training or not self.rate:
             return F.linear(x, weight)
-        return _OfDropped.apply(x, weight, self.here(), self.keys, self.rate, self.first)  # type: ignore[return-value]
+        return _OfDropped.apply(x, weight, self.here(), self.keys, self.rate, self.first)
 
 
 class StreamDropout(Dropout):

@@ -168,7 +168,7 @@ def _(
 @torch.library.custom_op("forge::delta_rule_backward", mutates_args=())
 def delta_rule_backward(d_output: Tensor, d_last: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     """Gradients of the inputs of `delta_rule`, of which the forward pass is made again."""
-    guard: Any = torch._C._SetExcludeDispatchKeyGuard  # type: ignore[attr-defined]
+    guard: Any = torch._C._SetExcludeDispatchKeyGuard
     keys: Any = torch._C.DispatchKey
     # Inside an operator autograd is switched off; here it is what computes the gradients.
     with (

@@ -195,3 +195,8 @@ class MoE(nn.Module):
         tokens = zero + len(routed.logits)
         sums = [tokens, entropy(routed.shares), dropped, aux, sequence_aux, z]
         return self.record.attach(y, loss, found.counts.sum(0), torch.stack(sums).detach())
+
+
+def mixtures_of(model: nn.Module) -> list[MoE]:
+    """All mixtures of experts inside of a model, in the order of its layers."""
+    return [module for module in model.modules() if isinstance(module, MoE)]

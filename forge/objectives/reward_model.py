@@ -66,7 +66,7 @@ def scores(hidden: Tensor, head: Head, places: Tensor, row: int) -> Tensor:
     local = row - head.first
     is_local = 0 <= local < len(head.weight)
     weight = head.weight[local if is_local else 0].to(dtype)
-    return _Total.apply((states @ weight) * float(is_local), head)  # type: ignore[return-value]
+    return _Total.apply((states @ weight) * float(is_local), head)
 
 
 class _Total(torch.autograd.Function):

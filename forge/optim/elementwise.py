@@ -108,7 +108,7 @@ class Elementwise(KeepsFormats):
         """Update parameters with a gradient and a state, in place."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters with a gradient."""
         loss = None
         if closure is not None:

@@ -99,7 +99,7 @@ class Muon(KeepsFormats):
         self._whole: WholeMatrices | None = None
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters; a missing gradient counts as 0."""
         loss = None
         if closure is not None:

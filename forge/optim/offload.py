@@ -43,7 +43,7 @@ class Offloaded(torch.optim.Optimizer):
         return inner_optimizers(self.optimizer)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters with a gradient."""
         assert closure is None, "forge gives gradients"
         flags = {name: getattr(self, name) for name in FLAGS if hasattr(self, name)}

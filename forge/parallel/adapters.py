@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from forge.adapters.adapter import decoder_of
 from forge.adapters.experts import AdaptedExperts
 from forge.adapters.lora import AdaptedLinear
-from forge.models.decoder import Decoder
 from forge.parallel.collectives import sum_over
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import mix_in
@@ -18,21 +18,17 @@ def spread_adapters(model: nn.Module, mesh: Mesh) -> None:
 
     The sum is of squares, for the lengths of rows.
     """
-    assert isinstance(model, Decoder), model
+    table = decoder_of(model).table
     group, size = mesh.tp.get_group(), mesh.tp.size()
     for name, module in model.named_modules():
         if isinstance(module, AdaptedLinear):
-            if model.table[f"{name}.weight"].cut(size) == 1:
+            if table[f"{name}.weight"].cut(size) == 1:
                 mix_in(module, Lengths, rows_over=group)
                 # Dropout masks are hashed by feature: each rank starts at its first column.
                 if (drops := module.lora_dropout) is not None:
                     drops.first = mesh.tp.get_local_rank() * (module.lora_a.shape[1])
         elif isinstance(module, AdaptedExperts):
-            cut = {
-                matrix
-                for matrix in module.scaling
-                if model.table[f"{name}.{matrix}"].cut(size) == 2
-            }
+            cut = {matrix for matrix in module.scaling if table[f"{name}.{matrix}"].cut(size) == 2}
             mix_in(module, LengthsOfExperts, rows_over=group, cut_rows=cut)
 
 

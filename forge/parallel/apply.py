@@ -13,10 +13,7 @@ from forge.adapters.adapter import Adapter
 from forge.build import build
 from forge.config.model.document_attention import in_blocks
 from forge.config.root import Config
-from forge.models.attention import Attention
 from forge.models.decoder import Decoder
-from forge.models.experts import Experts
-from forge.models.mla import MLA
 from forge.parallel.activation_checkpoint import recompute_blocks
 from forge.parallel.adapters import spread_adapters
 from forge.parallel.context import spread_context
@@ -190,8 +187,8 @@ def _set_residual(part: nn.Module, layout: Layout) -> None:
 def choose_kernels(model: nn.Module, capability: tuple[int, int]) -> None:
     """Have every layer with a choice of kernels choose for a GPU of this compute capability."""
     for module in model.modules():
-        if isinstance(module, Attention | MLA | Experts):
-            module.choose_kernel(capability)
+        if choose := getattr(module, "choose_kernel", None):  # of attention and of experts
+            choose(capability)
 
 
 def keeps_gradients(config: Config) -> bool:

@@ -51,7 +51,7 @@ class _Shard:
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[Tensor], tuple[Tensor]]:
-        shard: Tensor = self.weight._local_tensor  # type: ignore[attr-defined]
+        shard: Tensor = self.weight._local_tensor
         # No update has left a scale yet: the first gather finds the maximum itself.
         if self.scale is None:
             largest = shard.abs().max() if shard.numel() else shard.new_zeros(())

@@ -38,7 +38,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 def further_blocks(model: nn.Module) -> list[Any]:
     """The blocks inside of the modules for further tokens."""
     modules = getattr(model, "mtp", None)
-    return [module.block for module in modules.values()] if modules else []  # type: ignore[operator]
+    return [module.block for module in modules.values()] if modules else []
 
 
 def compile_blocks(
@@ -53,7 +53,7 @@ def compile_blocks(
     layers: compile the layers of a block, not the code around the layers. mixtures: as in
     `layers_of`.
     """
-    limits: Any = torch._dynamo.config  # type: ignore[attr-defined]
+    limits: Any = torch._dynamo.config
     # Blocks share their code, so shapes and kinds of all blocks count against a single limit.
     limits.recompile_limit = max(limits.recompile_limit, MOST_SHAPES)
     for block in (*blocks_of(model), *further_blocks(model)):

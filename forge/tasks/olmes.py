@@ -47,7 +47,7 @@ class Olmes(Task):
         self.choice, self.continuation = Choice(), Continuation()
 
     @property
-    def main(self) -> str:  # type: ignore[override]
+    def main(self) -> str:
         items = self.items()
         kind = self.choice if len(items[0].asks) > 1 else self.continuation
         return kind.main

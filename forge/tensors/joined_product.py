@@ -18,13 +18,13 @@ class JoinedProduct(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *matrices: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, *matrices: Tensor) -> Tensor:
         # Backward joins the matrices anew: kept, they would be a second copy of the weights.
         ctx.save_for_backward(x, *matrices)
         return F.linear(x, torch.cat(matrices))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, *matrices = ctx.saved_tensors
         wants_x, *wanted = ctx.needs_input_grad
         grad_x = grad @ torch.cat(matrices) if wants_x else None
@@ -39,7 +39,7 @@ class JoinedProduct(torch.autograd.Function):
 def joined_product(x: Tensor, layers: Sequence[nn.Linear]) -> list[Tensor]:
     """The output of each layer for x: [..., in], by a single product of their matrices."""
     matrices = [layer.weight for layer in layers]
-    outputs = JoinedProduct.apply(x, *matrices).split([len(matrix) for matrix in matrices], -1)  # type: ignore[union-attr]
+    outputs = JoinedProduct.apply(x, *matrices).split([len(matrix) for matrix in matrices], -1)
     biases = [layer.bias for layer in layers]
     pairs = zip(outputs, biases, strict=True)
     return [y if bias is None else y + bias for y, bias in pairs]

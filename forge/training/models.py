@@ -14,7 +14,6 @@ from forge.adapters.packed import plain_parameters
 from forge.build import build
 from forge.config.adapters.adapter import NoAdapter
 from forge.config.eval import EMA
-from forge.config.model.decoder import Decoder
 from forge.config.model.layer import Model
 from forge.config.parallel import Parallel
 from forge.config.rollouts.rollout import SampledRollout
@@ -165,8 +164,8 @@ def frozen_model(
         config = replace(config, model=_section_of(path, tokenizer))
     elif source and path.is_dir():
         config = replace(config, model=_config_of(path, config, tokenizer).model)
-    if config.parallel.tp > 1 and isinstance(config.model, Decoder):
-        for _, message, *_ in tp_divides.body(config.model, config.parallel):
+    if config.parallel.tp > 1 and (decoder := config.decoder):
+        for _, message, *_ in tp_divides.body(decoder, config.parallel):
             raise CheckpointError(f"{path}: {message}")
     if (longest := getattr(config.model, "max_seq_len", 0)) < config.train.seq_len:
         message = f"it reads {longest} tokens, fewer than train.seq_len={config.train.seq_len}"

@@ -57,7 +57,7 @@ def _set_allocator() -> None:
     Growing segments leave less unused memory between tensors.
     """
     if not any(os.environ.get(name) for name in ALLOCATOR):
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")  # type: ignore
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 def record_collectives(folder: Path, device: torch.device) -> None:

@@ -181,5 +181,5 @@ _Dumper.add_representer(str, _text)
 def yaml_of(documents: Sequence[dict[str, Any]]) -> str:
     """YAML of one or several documents."""
     # Without aliases: limits and requests are the same.
-    _Dumper.ignore_aliases = lambda self, data: True  # type: ignore[method-assign]
+    _Dumper.ignore_aliases = lambda self, data: True
     return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=1000)

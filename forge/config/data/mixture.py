@@ -47,13 +47,13 @@ class Mix(Data):
     anneal_weights: dict[str, Any] = opt({}, "weights of sources in that phase, by name")
 
     @property
-    def tokenized(self) -> bool:  # type: ignore[override]
+    def tokenized(self) -> bool:
         """Whether a source is already tokens; all sources then need the same tokenizer."""
         entries = (entry for entry in self.sources.values() if isinstance(entry, Mapping))
         return any((schema := schema_of(self, entry)) and schema.tokenized for entry in entries)
 
     @property
-    def streamed(self) -> bool:  # type: ignore[override]
+    def streamed(self) -> bool:
         """Whether a source is streamed."""
         entries = [entry for entry in self.sources.values() if isinstance(entry, Mapping)]
         return any(
@@ -62,7 +62,7 @@ class Mix(Data):
         )
 
     @property
-    def marks_responses(self) -> bool:  # type: ignore[override]
+    def marks_responses(self) -> bool:
         """Whether a source marks learnt tokens."""
         entries = (entry for entry in self.sources.values() if isinstance(entry, Mapping))
         return any(

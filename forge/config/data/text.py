@@ -268,7 +268,7 @@ class Streams(Section):
     )
 
     @property
-    def streamed(self) -> bool:  # type: ignore[override]
+    def streamed(self) -> bool:
         return self.hf_streaming
 
 

@@ -198,7 +198,7 @@ class SFT(CrossEntropy):
     )
 
     @property
-    def smoothing(self) -> float:  # type: ignore[override]
+    def smoothing(self) -> float:
         return self.label_smoothing
 
     @property

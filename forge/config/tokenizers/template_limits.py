@@ -58,7 +58,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
-            node.body.insert(0, _statement("step"))  # type: ignore[attr-defined]
+            node.body.insert(0, _statement("step"))
         _measure_values(tree)
         return tree
 

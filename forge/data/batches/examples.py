@@ -20,7 +20,7 @@ class Examples(Plan):
         return len(self.pieces) // max(len(self), 1)
 
     @property
-    def n_tokens(self) -> int:  # type: ignore[override]
+    def n_tokens(self) -> int:
         return int(np.diff(self.pieces, axis=1).sum()) - len(self.pieces)
 
     def said(self, seq_len: int) -> str:

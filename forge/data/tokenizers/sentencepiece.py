@@ -44,13 +44,13 @@ def convert(model: SentencePieceModel) -> tokenizers.Tokenizer:
     is_bpe = model.model_type == "bpe"
     raw = tokenizers.Tokenizer(_bpe(model) if is_bpe else _unigram(model))
     user_symbols = [piece.text for piece in model.pieces if is_bpe and piece.kind == USER_DEFINED]
-    raw.normalizer = _normalizer(model, user_symbols)  # type: ignore[assignment]
+    raw.normalizer = _normalizer(model, user_symbols)
     unspellable = [piece.text for piece in model.pieces if piece.kind in (UNKNOWN, CONTROL, BYTE)]
     if not is_bpe and (parting := _parting(unspellable)):
-        raw.pre_tokenizer = pre_tokenizers.Split(parting, "isolated")  # type: ignore[assignment]
+        raw.pre_tokenizer = pre_tokenizers.Split(parting, "isolated")
     first = [decoders.Strip(" ", 1, 0)] if model.add_dummy_prefix else []
     parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *first]
-    raw.decoder = decoders.Sequence(parts)  # type: ignore[assignment]
+    raw.decoder = decoders.Sequence(parts)
     special = [piece.text for piece in model.pieces if piece.kind == CONTROL]
     raw.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
     raw.add_tokens([AddedToken(text, normalized=True) for text in user_symbols])

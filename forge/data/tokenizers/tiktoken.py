@@ -54,11 +54,11 @@ def of_ranks(
 
 def with_words(raw: tokenizers.Tokenizer, words: Regex) -> tokenizers.Tokenizer:
     """The tokenizer, which now cuts text into these words before it encodes their bytes."""
-    raw.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+    raw.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(words, "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    raw.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    raw.decoder = decoders.ByteLevel()
     return raw

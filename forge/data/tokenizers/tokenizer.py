@@ -262,7 +262,7 @@ def _add_only(raw: tokenizers.Tokenizer, token: str | None, index: int | None) -
 
     if token is not None and index is not None:
         begin = {"special_tokens": [(token, index)], "single": [token, "$A"]}
-        raw.post_processor = processors.TemplateProcessing(**begin)  # type: ignore[assignment]
+        raw.post_processor = processors.TemplateProcessing(**begin)
     elif raw.num_special_tokens_to_add(False):
         processor = json.loads(raw.to_str())["post_processor"]
         trims = [
@@ -273,7 +273,7 @@ def _add_only(raw: tokenizers.Tokenizer, token: str | None, index: int | None) -
             processors.ByteLevel(**{name: trim[name] for name in options if name in trim})
             for trim in trims
         ]
-        raw.post_processor = levels[0] if levels else None  # type: ignore[assignment]
+        raw.post_processor = levels[0] if levels else None
 
 
 def train_bpe(section: BPE, *, text: TrainingText | RandomText) -> Tokenizer:

@@ -13,7 +13,7 @@ from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.models.cache import LayerCache
 from forge.models.documents import Packed, scores_or_blocks
 from forge.models.mixin import mix_in
-from forge.models.moe import MoE
+from forge.models.moe import mixtures_of
 from forge.models.norm import make_norm
 from forge.models.rope import Rotation
 
@@ -101,6 +101,5 @@ def add_further(model: Any, make_block: Callable[[str], nn.Module]) -> None:
     if made:
         mix_in(model, Predicting)
     model.mtp = nn.ModuleDict(made)
-    mixtures = (module for module in model.modules() if isinstance(module, MoE))
-    for number, mixture in enumerate(mixtures):
+    for number, mixture in enumerate(mixtures_of(model)):
         mixture.number = number

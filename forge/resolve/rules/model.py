@@ -10,7 +10,7 @@ from forge.config.model.mixers.indexer import indexed
 from forge.config.model.mtp import MTP
 from forge.config.model.skips.engram import ENGRAM
 from forge.config.model.skips.hyper_connections import MHC
-from forge.config.objectives.base import CrossEntropy, Objective
+from forge.config.objectives.base import Objective
 from forge.config.precision import Precision
 from forge.config.rule import Findings, rule
 from forge.config.run import Run
@@ -219,7 +219,7 @@ def mtp_trained(model: Decoder, objective: Objective) -> Findings:
     if not model.mtp_num_layers or getattr(objective, "mtp_loss_scaling_factor", 0) > 0:
         return
     name = objective.schema_name
-    if isinstance(objective, CrossEntropy):
+    if hasattr(objective, "mtp_loss_scaling_factor"):
         message = "objective.mtp_loss_scaling_factor=0 trains no module for a further token."
         yield MTP, message, f"objective.mtp_loss_scaling_factor=0.1, or {MTP}=0"
     else:

@@ -40,6 +40,11 @@ AUTO = Condition(
 TP = Condition(lambda config, ranks: config.parallel.tp > 1, "with parallel.tp=1")
 PP = Condition(lambda config, ranks: config.parallel.pp > 1, "with parallel.pp=1")
 CP = Condition(lambda config, ranks: config.parallel.cp > 1, "with parallel.cp=1")
+EP = Condition(lambda config, ranks: config.parallel.ep > 1, "with parallel.ep=1")
+EP_ALL_GATHER = Condition(
+    lambda config, ranks: config.parallel.gathers_tokens,
+    "with parallel.ep=1, or parallel.ep_method=all_to_all",
+)
 CP_ALL_GATHER = Condition(
     lambda config, ranks: config.parallel.cp > 1 and config.parallel.cp_method == "all_gather",
     "with parallel.cp=1, or parallel.cp_method=ulysses",
@@ -121,6 +126,20 @@ class Parallel(Section):
         acts_when=CP_ALL_GATHER,
     )
     ep: int = opt(1, "expert parallel degree", ge=1)
+    ep_method: str = opt(
+        "all_to_all",
+        "send tokens to the ranks of their experts, whose numbers the host waits for; or gather all "
+        "tokens and add up outputs, without a wait",
+        choices=("all_to_all", "all_gather"),
+        acts_when=EP,
+    )
+    ep_rows_factor: float = opt(
+        0.0,
+        "with all_gather: rows for a rank's experts in training, in even shares, at least 1; a step "
+        "with more is skipped; 0 = all that can come",
+        ge=0,
+        acts_when=EP_ALL_GATHER,
+    )
     nccl_timeout_sec: int = opt(
         1800,
         "timeout of collectives until the first step, and of host collectives always, in seconds",
@@ -170,6 +189,11 @@ class Parallel(Section):
     def efsdp(self) -> int:
         """Ranks FSDP shards experts over, separately for each ep rank: dp_shard * cp."""
         return self.dp_shard * self.cp
+
+    @property
+    def gathers_tokens(self) -> bool:
+        """Whether the experts of a rank read the tokens of all ep ranks."""
+        return self.ep > 1 and self.ep_method == "all_gather"
 
     @property
     def product_without_dp_shard(self) -> int:

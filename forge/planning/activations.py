@@ -15,6 +15,7 @@ from forge.config.precision import BYTES
 from forge.config.recompute import INPUT, LAST, OFFLOAD, ROUTER
 from forge.config.root import Config
 from forge.planning.beside import Beside
+from forge.planning.exchange import gathers, rows_held
 from forge.planning.layout import rows_of_rank
 
 IN_LAYERS = frozenset(("out_proj", LAST, "moe_mlpwo", ROUTER))
@@ -212,7 +213,7 @@ class Activations:
         mixer = layer.mixer.kept(layer, numbers)
         last: Kept | None = layer.feed_forward.kept(layer, numbers)
         if kind.moe:
-            last = layer.moe.kept(layer, numbers, rows=rows)
+            last = layer.moe.kept(layer, numbers, rows=rows, outputs=self._outputs(rows))
         if mixer is None or last is None:
             return None
         stream = self.residual * layer.stream_dim(layer.dim) // self.cut
@@ -226,7 +227,10 @@ class Activations:
             around += (mixes + feeds) * wide
         around += stream if layer.rescaled else 0  # for the gradient of its scalar
         unread = frozenset({LAST} if not (layer.norms_after or kind.moe) else ())
-        of_layers = layer.moe.kept_around(layer, numbers, rows=rows) if kind.moe else 0.0
+        of_layers = 0.0
+        if kind.moe:
+            outputs = self._outputs(rows)
+            of_layers = layer.moe.kept_around(layer, numbers, rows=rows, outputs=outputs)
         return Block(
             input=stream,
             alone=around + mixer.all + last.all - self._remade(mixer, last, entering),
@@ -236,6 +240,10 @@ class Activations:
             apart=apart,
             flops=self.model.kind_flops_per_token(kind, self.config.train.seq_len) / 3,
         )
+
+    def _outputs(self, rows: float) -> float | None:
+        """Rows of experts' outputs kept for a token; null = those of its choices."""
+        return rows if gathers(self.config, self.model) else None
 
     @property
     def _apart(self) -> bool:
@@ -292,7 +300,9 @@ def _in_flight(parallel: Parallel, microbatches: int) -> float:
 
 
 def _rows_of_token(config: Config, model: Decoder, sequences: int) -> float:
-    """Rows computed by the experts of a layer for a token."""
+    """Rows held for the experts of a layer, for a token."""
+    if model.is_moe and gathers(config, model):
+        return rows_held(config, model)
     if not (model.is_moe and model.moe.capacity_factor):
         return model.moe.top_k
     tokens = sequences * config.train.seq_len // config.parallel.cp

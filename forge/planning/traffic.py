@@ -20,6 +20,7 @@ from forge.config.model.decoder import Decoder, Kind
 from forge.config.model.tensors import EMBEDDING, HEAD, TensorSpec
 from forge.config.root import Config
 from forge.planning.activations import rows_of_room, runs_of_sequence
+from forge.planning.exchange import gathered_bytes, gathers
 from forge.planning.layout import rows_of_rank
 from forge.planning.shapes import added_up, elements, outside_blocks
 from forge.planning.stages import blocks_by_stage, owner, stages_of
@@ -258,6 +259,13 @@ class Rank:
         moe = self.model.moe
         forward = self.mixtures(block for blocks in self.layers.values() for block in blocks)
         recomputed = 0 if self.layers_apart else self.mixtures(self.recomputed())
+        if gathers(self.config, self.model):
+            for name, size, ahead, back in gathered_bytes(self.config, self.model, self.width):
+                number = (forward + recomputed) * ahead + forward * back
+                calls = self.passes * number
+                self.ring(name, round(size * self.tokens * number), EP, calls)
+            self.of_scopes(forward, recomputed)
+            return
         if moe.capacity_factor:
             rows = self.passes * rows_of_room(
                 self.config, self.model, self.sequences // self.passes

@@ -10,6 +10,7 @@ SHORT = {
     "compiled": "train.compile_model=true train.compile_backend=aot_eager",
     "no_sp": "parallel.sequence_parallel=false",
     "ulysses": "parallel.cp_method=ulysses",
+    "gathered": "parallel.ep_method=all_gather",
     "offload": "parallel.cpu_offload=true",
     "ddp": "parallel=ddp",
     "zero1": "parallel=zero1",
@@ -339,6 +340,24 @@ moe: ep2, selective recompute | ep=2 recompute=selective | moe, capacity
 moe: ep2, minimal recompute in host memory | ep=2 recompute=minimal_offloaded | moe
 moe: ep2, compiled | ep=2 compiled | moe
 moe: ep2, compiled, selective recompute | ep=2 compiled recompute=selective | moe
+moe: ep2, tokens gathered | ep=2 gathered | moe, clipped | float32
+moe: ep2, tokens gathered, rows in even shares | ep=2 gathered ep_rows_factor=1.9 | moe
+moe: ep2, tokens gathered, deepseek | ep=2 gathered | moe, deepseek
+moe: ep2, tokens gathered, capacity | ep=2 gathered | moe, capacity
+moe: ep2, tokens gathered, micro-batch | ep=2 gathered batch=4 | moe, micro-batch
+moe: ep2, tokens gathered, beside | ep=2 gathered | moe, beside
+moe: ep2, tokens gathered, gpt-oss | ep=2 gathered | moe, gpt-oss
+moe: ep2, tokens gathered, full recompute | ep=2 gathered recompute=full | moe
+moe: ep2, tokens gathered, selective recompute | ep=2 gathered recompute=selective | moe
+moe: ep2, tokens gathered, compiled | ep=2 gathered compiled | moe
+moe: ep2, tokens gathered, gradients scaled | ep=2 gathered | moe, gradients scaled
+moe: ep2 x tp2, tokens gathered | ep=2 tp=2 gathered | moe, clipped | float64
+moe: ep2 x fsdp2, tokens gathered | ep=2 dp_shard=2 batch=2 gathered | moe, 8 experts
+moe: ep2 x cp2, tokens gathered | ep=2 cp=2 gathered | moe
+moe: ep4, tokens gathered | ep=4 batch=2 gathered | moe, 8 experts
+moe: pp2 x ep2, tokens gathered | pp2 ep=2 batch=4 gathered | moe
+moe: lora, ep2, tokens gathered | ep=2 gathered | lora, moe
+moe: dora, ep2 x tp2, tokens gathered | ep=2 tp=2 gathered | dora, moe
 moe: ep4 | ep=4 batch=2 | moe, 8 experts
 moe: ep4, micro-batch | ep=4 batch=2 | moe, 8 experts, micro-batch
 moe: ep2 x fsdp2 | ep=2 dp_shard=2 batch=2 | moe, clipped

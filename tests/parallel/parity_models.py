@@ -235,6 +235,7 @@ MODELS = {
     "moe, gpt-oss, capacity": f"{MOE} {GPT_OSS} {CAPACITY}",
     "moe, beside": f"{MOE} {BESIDE}",
     "moe, 5 blocks": f"{MOE} {BLOCKS_5} frequency=2",
+    "moe, gradients scaled": f"{MOE} gradient_scale=true",
     "moe, capacity": f"{MOE} {CAPACITY}",
     "moe, micro-batch": f"{MOE} {MICRO_BATCH}",
     "moe, 8 experts, micro-batch": f"{MOE} {EIGHT} {MICRO_BATCH}",

@@ -39,6 +39,7 @@ FSDP2, TP2, CP2, PP2, EP2 = (f"parallel.{axis}=2" for axis in ("dp_shard", "tp",
 TWO_EACH = "train.grad_accum_steps=2 parallel.reduce_gradients=micro_batch"
 FULL, SELECTIVE = (f"train.activation_checkpointing={mode}" for mode in ("full", "selective"))
 CAPACITY, BATCH_SCOPE = "model.moe.capacity_factor=1.0", "model.moe.balance_scope=micro_batch"
+GATHERED = "parallel.ep_method=all_gather"
 COUNTED = "model.moe.gradient_scale=true model.moe.sequence_aux_loss_weight=0.1"
 CASES = [
     (2, f"{FSDP2} {TWO_EACH}"),
@@ -64,6 +65,9 @@ CASES = [
     (4, f"{MOE} {EP2} {CP2} {SELECTIVE} {COUNTED}"),
     (4, f"{MOE} {EP2} {CP2} {BATCH_SCOPE} {CAPACITY}"),
     (4, f"{MOE} {PP2} {EP2}"),
+    (4, f"{MOE} {EP2} {TP2} {GATHERED} {FULL}"),
+    (4, f"{MOE} {EP2} {FSDP2} {GATHERED} {COUNTED} model.moe.shared_experts=0 {FULL}"),
+    (2, f"{MOE} {EP2} {GATHERED} {SELECTIVE} train.grad_accum_steps=2 parallel.ep_rows_factor=1.5"),
 ]
 
 

@@ -20,8 +20,10 @@ from forge.config.model.tensors import BIAS, EXPERT, ROUTER, TensorSpec, within
 from forge.config.rule import Findings, nearest_divisor, rule
 
 if TYPE_CHECKING:
+    from forge.config.model.decoder import Decoder
     from forge.config.parallel import Parallel
     from forge.config.precision import Precision
+    from forge.config.quantization import Quantized
     from forge.config.run import Run
     from forge.config.train import Train
 
@@ -163,17 +165,19 @@ class MoE(Section):
         if self.beside_dense:
             yield from within("dense", model.feed_forward.tensors(model))
 
-    def kept(self, model: LayerShape, numbers: Numbers, *, rows: float) -> Kept | None:
+    def kept(
+        self, model: LayerShape, numbers: Numbers, *, rows: float, outputs: float | None = None
+    ) -> Kept | None:
         """Return the memory kept by a layer of experts for a token; None = unknown.
 
-        rows: computed by the experts for one token.
+        rows: of the experts for one token. outputs: rows of outputs kept; null = top_k.
         """
         width, hidden = numbers.width, -(-model.expert_hidden_dim // numbers.tp)
         others = self._others(model, numbers)
         if others is None:
             return None
         wide = width * rows * hidden
-        total = self.kept_around(model, numbers, rows=rows) + wide * copies(model) + others.all
+        total = self.kept_around(model, numbers, rows=rows, outputs=outputs) + wide * copies(model) + others.all
         computed = numbers.product(rows * hidden * numbers.tp, model.dim)
         tensors = dict.fromkeys(into(model, "moe_"), computed)
         output = Named(bytes=width * rows * model.dim, flops=computed.flops)
@@ -183,9 +187,11 @@ class MoE(Section):
         remade = wide * remade_copies(model) + others.remade
         return Kept(all=total, named=merge_tables(tensors, others.named), remade=remade)
 
-    def kept_around(self, model: LayerShape, numbers: Numbers, *, rows: float) -> float:
+    def kept_around(
+        self, model: LayerShape, numbers: Numbers, *, rows: float, outputs: float | None = None
+    ) -> float:
         """Return the memory kept around the layers of the mixture: inputs of router and experts,
-        and outputs of experts.
+        and outputs of experts. rows, outputs: as of `kept`.
 
         The inner layers are recomputed one by one, and their memory is left out.
         """
@@ -194,7 +200,7 @@ class MoE(Section):
         inputs = router_width
         if has_dense and router_width != numbers.width:  # the router reads a copy
             inputs += numbers.width
-        return model.dim * (numbers.width * (rows + self.top_k) + inputs)
+        return model.dim * (numbers.width * (rows + (outputs or self.top_k)) + inputs)
 
     def _others(self, model: LayerShape, numbers: Numbers) -> Kept | None:
         """Return the memory kept by shared experts, their gate, and a layer beside the experts."""
@@ -343,6 +349,31 @@ def router_gradient(model: LayerShape) -> Findings:
     """
     if model.moe.num_experts and model.moe.top_k == 1 and model.moe.norm_topk_prob:
         yield "model.moe.norm_topk_prob", "model.moe.norm_topk_prob=false"
+
+
+@rule("parallel.ep_rows", EXPERTS, "parallel.ep_rows_factor", "parallel.ep", "parallel.ep_method")
+def rows_for_experts(parallel: Parallel) -> Findings:
+    """parallel.ep_rows_factor is 0 or at least 1: with even load each rank of experts needs one
+    share.
+    """
+    if parallel.gathers_tokens and 0 < parallel.ep_rows_factor < 1:
+        yield "parallel.ep_rows_factor", "parallel.ep_rows_factor=2"
+
+
+@rule(
+    "parallel.ep_quantized",
+    EXPERTS,
+    "parallel.ep",
+    "parallel.ep_method",
+    "quantization.parts",
+    "quantization.exclude",
+)
+def rows_in_few_bits(model: Decoder, parallel: Parallel, quantization: Quantized) -> Findings:
+    """Scales of few bits are taken over all rows: with quantized experts parallel.ep_method is
+    all_to_all.
+    """
+    if parallel.gathers_tokens and any(t.of_experts for t in quantization.chosen(model)):
+        yield "parallel.ep_method", "parallel.ep_method=all_to_all"
 
 
 @rule("moe.force_balance", EXPERTS, "model.moe.force_balance", warning=True)

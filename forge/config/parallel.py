@@ -201,13 +201,19 @@ class Parallel(Section):
         return prod(size for axis, size in self.degrees().items() if axis != "dp_shard")
 
     @property
+    def runs_of_sequence(self) -> int:
+        """Runs of adjacent tokens of a sequence on a rank: two where cp balances its work."""
+        balanced = self.cp > 1 and self.cp_method == "all_gather" and self.cp_load_balance
+        return 2 if balanced else 1
+
+    @property
     def sequence_factors(self) -> dict[str, int]:
         """Factors of the divisor of a row's places, by name; their product is 1 where no rank has a
         part of a row.
         """
         factors = {}
         if self.cp > 1:
-            if self.cp_method == "all_gather" and self.cp_load_balance:
+            if self.runs_of_sequence == 2:
                 factors["2 for parallel.cp_load_balance"] = 2
             factors["parallel.cp"] = self.cp
         if self.tp > 1 and self.sequence_parallel:

@@ -114,6 +114,7 @@ class Activations:
             tp=parallel.tp,
             masked=config.data.pack_sequences and not in_blocks(config, config.run.device),
             tokens_cut=self.cut,
+            passes_states=parallel.cp > 1,
         )
         self.block = functools.cache(self._block)
 
@@ -317,18 +318,12 @@ def rows_of_room(config: Config, model: Decoder, sequences: int) -> int:
     of_sequence = moe.balance_scope == "sequence"
     runs = 1
     if of_sequence or parallel.cp > 1:
-        runs = max(sequences, 1) * runs_of_sequence(parallel)
+        runs = max(sequences, 1) * parallel.runs_of_sequence
     tokens = sequences * config.train.seq_len // parallel.cp // runs
     of_scope = (
-        runs_of_sequence(parallel) * parallel.cp
+        parallel.runs_of_sequence * parallel.cp
         if of_sequence
         else runs * parallel.dp_replicate * parallel.fsdp
     )
     room = math.ceil(moe.capacity_factor * tokens * of_scope * moe.top_k / moe.num_experts)
     return moe.num_experts * runs * min(room, tokens)
-
-
-def runs_of_sequence(parallel: Parallel) -> int:
-    """Runs of adjacent tokens of a sequence on a rank: two where cp balances its work."""
-    balanced = parallel.cp_method == "all_gather" and parallel.cp_load_balance
-    return 2 if parallel.cp > 1 and balanced else 1

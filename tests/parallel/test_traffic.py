@@ -38,6 +38,15 @@ MOE = (
 FSDP2, TP2, CP2, PP2, EP2 = (f"parallel.{axis}=2" for axis in ("dp_shard", "tp", "cp", "pp", "ep"))
 TWO_EACH = "train.grad_accum_steps=2 parallel.reduce_gradients=micro_batch"
 FULL, SELECTIVE = (f"train.activation_checkpointing={mode}" for mode in ("full", "selective"))
+DELTA = (
+    "model.kinds={delta:{mixer:{schema:gated_delta_net,gdn_num_key_heads:2,gdn_num_value_heads:4,"
+    "gdn_key_head_dim:6,gdn_value_head_dim:10}}} model.layers=[delta,default]"
+)
+MAMBA = (
+    "model.kinds={mamba:{mixer:{schema:mamba2,ssm_num_heads:4,ssm_head_dim:6,ssm_state_size:10,"
+    "ssm_n_groups:2}}} model.layers=[mamba,default]"
+)
+CONV = "model.kinds={conv:{mixer:{schema:short_conv}}} model.layers=[conv,default]"
 CAPACITY, BATCH_SCOPE = "model.moe.capacity_factor=1.0", "model.moe.balance_scope=micro_batch"
 GATHERED = "parallel.ep_method=all_gather"
 COUNTED = "model.moe.gradient_scale=true model.moe.sequence_aux_loss_weight=0.1"
@@ -55,6 +64,9 @@ CASES = [
     (4, f"{GPT2} parallel.tp=4"),
     (2, f"{CP2} {FULL}"),
     (2, f"{CP2} parallel.cp_method=ulysses {FULL}"),
+    (2, f"{CP2} {DELTA} {FULL}"),
+    (4, f"{CP2} {TP2} {MAMBA} {SELECTIVE}"),
+    (2, f"{CP2} parallel.cp_method=ulysses {CONV} train.grad_accum_steps=2"),
     (2, f"{PP2} precision=bf16 precision.residual_dtype=fp32"),
     (4, f"{GPT2} {PP2} {FSDP2}"),
     (2, f"{PP2} parallel.pp_schedule=zbv_zero_bubble"),

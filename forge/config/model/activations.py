@@ -49,7 +49,8 @@ class Numbers:
 
     width: bytes of a number in matrix products. seq_len: tokens of a sequence. tp: ranks with
     shares of heads and widths. tokens_cut: ranks with shares of the tokens between layers. masked:
-    whether attention is given a mask.
+    whether attention is given a mask. passes_states: whether recurrent mixers read runs of tokens
+    of a sequence, and pass states on.
     """
 
     width: int
@@ -57,6 +58,7 @@ class Numbers:
     tp: int
     masked: bool = False
     tokens_cut: int = 1
+    passes_states: bool = False
 
     def product(self, made: float, read: int, ranks: int = 0) -> Named:
         """Return the product of a matrix and a vector.

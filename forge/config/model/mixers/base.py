@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from omegaconf import MISSING
 
@@ -25,6 +25,16 @@ OF_SCORES = (
     "sdpa_backend",
 )
 """Options of the scores of tokens, which a recurrent mixer has none of."""
+
+
+class Passed(NamedTuple):
+    """What context parallelism sends of a run of tokens of a sequence, beside attention: the last
+    `tokens`, of `channels` numbers each, and `numbers` of the state.
+    """
+
+    tokens: int
+    channels: int
+    numbers: int
 
 
 @section
@@ -65,6 +75,10 @@ class Mixer(Section):
         tp must divide the first number; several ranks may share one head of the others.
         """
         return {"n_heads": layer.n_heads, "n_kv_heads": layer.kv_heads}
+
+    def passed(self, layer: LayerShape, tp: int) -> Passed | None:
+        """Return the numbers passed on by a recurrent mixer; None = context parallelism cannot."""
+        return None
 
     def cached(self, layer: LayerShape, tp: int) -> int:
         """Return the values of a token that a rank keeps while it writes on; 0 = a state alone."""

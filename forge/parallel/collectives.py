@@ -35,6 +35,16 @@ def sum_over(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _Pair.apply(x, "sum_over", group.group_name)
 
 
+def sum_both(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum over ranks (all-reduce), for different uses of the result; backward: all-reduce."""
+    return _Pair.apply(x, "sum_both", group.group_name)
+
+
+def largest(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The largest of all ranks' numbers, without a gradient."""
+    return ops.wait_tensor(ops.all_reduce(x.contiguous(), "max", group.group_name))
+
+
 def sum_gradient(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """x, equal on all ranks, for different uses of x; backward: all-reduce."""
     return _Pair.apply(x, "sum_gradient", group.group_name)
@@ -158,6 +168,7 @@ PAIRS = {
     "gather": (_all_gather, _reduce_scatter),
     "scatter_sum": (_reduce_scatter, _all_gather),
     "sum_over": (_all_reduce, _identity),
+    "sum_both": (_all_reduce, _all_reduce),
     "sum_gradient": (_not_a_view, _all_reduce),
     "once": (_of_first, _identity),
     "gather_equal": (_all_gather, _own_chunk),

@@ -30,7 +30,7 @@ from forge.parallel.modules import (
     mix_in,
     mix_in_each,
 )
-from forge.parallel.sequences.part import Context, part_of
+from forge.parallel.sequences.part import Context, PartsOfRows, part_of
 from forge.parallel.sequences.states import RECURRENT
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def spread_context(model: Decoder, cfg: Config, mesh: Mesh) -> None:
             message = f"parallel.cp={cfg.parallel.cp}: {kinds} of a block: none has"
             raise ValueError(f"{message} a method attend(q, k, v), whose keys cp could send")
     mix_in_each(model, seams, over_cp=context)
-    mix_in(model, DocumentsOfPart, over_cp=context)
+    mix_in(model, DocumentsOfPart, over_cp=context, rows=PartsOfRows(context))
 
 
 class OverGatheredKeys:
@@ -182,6 +182,7 @@ class DocumentsOfPart:
     """Mixin of a decoder: for rows shared by documents, this rank's tokens and visible keys."""
 
     over_cp: Context
+    rows: PartsOfRows
     spans: dict[str, Span]
 
     def packed(self, documents: Tensor) -> Packed:

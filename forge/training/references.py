@@ -28,6 +28,7 @@ from forge.data.text.fingerprint import hash_file, hash_json
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.data.tokens.cache import cache_root, explained
 from forge.data.tokens.store import TokenStore
+from forge.models.contract import rows_of
 from forge.models.reading_mode import evaluating
 from forge.objectives.objective import Objective
 from forge.objectives.responses import References, Responded, each_response
@@ -183,7 +184,7 @@ def _compute(
                 # On ranks without the last stage of a pipeline, and in turns past the end.
                 if read is None or turn >= len(part):
                     continue
-                rows = each_response(read, local_batch).view(-1, plan.rows)
+                rows = each_response(read, local_batch).view(-1, plan.rows) * rows_of(read).share
                 results[turn * size : turn * size + len(chosen)] = rows[: len(chosen)].double()
             computed = ranks.total(results).cpu().numpy()
             # Values present already stay, for the same bits at every start.

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from forge.models.contract import WholeRows
+from forge.parallel.collectives import largest, sum_both
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import Sequences
 
@@ -66,3 +68,19 @@ class Context:
     group: dist.ProcessGroup
     sequences: Sequences
     whole_queries: bool
+
+
+class PartsOfRows(WholeRows):
+    """Sums over the tokens of rows of which each rank of a context has a part."""
+
+    def __init__(self, context: Context) -> None:
+        self.context, self.share = context, 1.0 / context.part.ranks
+
+    def total(self, values: Tensor) -> Tensor:
+        return sum_both(values, self.context.group)
+
+    def has_last(self, is_target: Tensor, last: Tensor) -> Tensor:
+        part = self.context.part
+        whole = torch.arange(is_target.shape[1] * part.ranks, device=last.device)
+        place = part.of(whole, 0)[last].where(is_target.any(1), -1)
+        return place == largest(place, self.context.group)

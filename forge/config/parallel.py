@@ -45,8 +45,8 @@ EP_ALL_GATHER = Condition(
     lambda config, ranks: config.parallel.gathers_tokens,
     "with parallel.ep=1, or parallel.ep_method=all_to_all",
 )
-CP_ALL_GATHER = Condition(
-    lambda config, ranks: config.parallel.cp > 1 and config.parallel.cp_method == "all_gather",
+CP_IN_RUNS = Condition(
+    lambda config, ranks: config.parallel.cp > 1 and config.parallel.cp_method != "ulysses",
     "with parallel.cp=1, or parallel.cp_method=ulysses",
 )
 
@@ -116,14 +116,14 @@ class Parallel(Section):
     cp: int = opt(1, "context parallel degree", ge=1)
     cp_method: str = opt(
         "all_gather",
-        "gather keys and values, or exchange heads for sequence",
-        choices=("all_gather", "ulysses"),
+        "gather keys and values, exchange heads for sequence, or send keys and values round a ring",
+        choices=("all_gather", "ulysses", "ring"),
         acts_when=CP,
     )
     cp_load_balance: bool = opt(
         True,
-        "with all_gather: give each rank an early and a late part of the sequence",
-        acts_when=CP_ALL_GATHER,
+        "with all_gather or ring: give each rank an early and a late part of the sequence",
+        acts_when=CP_IN_RUNS,
     )
     ep: int = opt(1, "expert parallel degree", ge=1)
     ep_method: str = opt(
@@ -203,7 +203,7 @@ class Parallel(Section):
     @property
     def runs_of_sequence(self) -> int:
         """Runs of adjacent tokens of a sequence on a rank: two where cp balances its work."""
-        balanced = self.cp > 1 and self.cp_method == "all_gather" and self.cp_load_balance
+        balanced = self.cp > 1 and self.cp_method != "ulysses" and self.cp_load_balance
         return 2 if balanced else 1
 
     @property

@@ -95,6 +95,20 @@ def exchange_rows(
     return _Pair.apply(x, "exchange_rows", send, receive, group.group_name)
 
 
+def pass_on(x: Tensor, rank: int, ranks: int, group: str) -> Tensor:
+    """Begin to send x to the next rank of a ring, and to receive as much from the one before, for
+    `received`; without a gradient. x is not changed before.
+    """
+    send, receive = [0] * ranks, [0] * ranks
+    send[(rank + 1) % ranks] = receive[(rank - 1) % ranks] = len(x)
+    return ops.all_to_all_single(x, receive, send, group)
+
+
+def received(sent: Tensor) -> Tensor:
+    """Wait for what the rank before has passed on."""
+    return ops.wait_tensor(sent)
+
+
 class _Pair(torch.autograd.Function):
     """A collective, by name in PAIRS, and the collective of the gradient."""
 

@@ -2,7 +2,8 @@
 
 all_gather (as for Llama 3, arXiv:2407.21783 section 3.3.2): a rank's queries read the gathered keys
 and values of all. ulysses (arXiv:2309.14509): ranks exchange sequence parts for heads, attend over
-whole sequences with some heads, and exchange back. Recurrent mixers pass their states on, see
+whole sequences with some heads, and exchange back. ring: see
+`forge.parallel.sequences.ring`. Recurrent mixers pass their states on, see
 `forge.parallel.sequences.states`. Positions count in the whole sequence. Where
 documents share a row, every rank knows all documents of the row. FSDP sums the gradients of
 parameters over cp ranks too.
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor
 
 from forge.config.model.attention_options import Span
+from forge.models.attention import Attention
 from forge.models.decoder import Decoder
 from forge.models.documents import Packed, branches_and_masks, positions_and_masks
+from forge.models.mla import MLA
 from forge.models.positions import Positions, Sinusoids
 from forge.models.rope import PositionTable, Rotation
 from forge.models.skips.smear import Smear
@@ -31,6 +34,7 @@ from forge.parallel.modules import (
     mix_in_each,
 )
 from forge.parallel.sequences.part import Context, PartsOfRows, part_of
+from forge.parallel.sequences.ring import RingAttention
 from forge.parallel.sequences.states import RECURRENT
 
 if TYPE_CHECKING:
@@ -54,15 +58,14 @@ def spread_context(model: Decoder, cfg: Config, mesh: Mesh) -> None:
 
     Raises ValueError for a block without attention.
     """
-    gathered = cfg.parallel.cp_method == "all_gather"
+    method = cfg.parallel.cp_method
     context = Context(
         part=part_of(mesh),
         group=mesh.axes.get_group("cp"),
         sequences=cut_sequences(model),
-        whole_queries=not gathered,
+        whole_queries=method == "ulysses",
     )
-    attention = OverGatheredKeys if gathered else OverExchangedHeads
-    seams = SEAMS | {Attends: attention}
+    seams = SEAMS | ATTENTION[method]
     for block in blocks_of(model):
         mixes = getattr(block, "attention", block) is not None
         if mixes and not any(isinstance(module, tuple(seams)) for module in block.modules()):
@@ -207,4 +210,10 @@ SEAMS: dict[type, type] = {
     Smear: SmearOfPart,
     **RECURRENT,
 }
-"""Mixins by type of modules with positions or other tokens; any class with `attend` has a mixin."""
+"""Mixins by type of modules with positions or other tokens."""
+ATTENTION: dict[str, dict[type, type]] = {
+    "all_gather": {Attends: OverGatheredKeys},
+    "ulysses": {Attends: OverExchangedHeads},
+    "ring": {Attention: RingAttention, MLA: RingAttention},
+}
+"""Mixins of attention by parallel.cp_method; but for a ring any class with `attend` has one."""

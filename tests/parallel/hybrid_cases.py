@@ -16,6 +16,7 @@ delta nets: tp2 x fsdp2 | tp=2 dp_shard=2 | delta, clipped
 delta nets: pp2 | pp2 | delta
 delta nets: cp2 | cp=2 | delta, in runs | float64
 delta nets: cp2, contiguous parts | cp=2 cp_load_balance=false | delta, in runs
+delta nets: cp2 ring | cp=2 ring | delta, in runs
 delta nets: cp2 ulysses | cp=2 ulysses | delta, in runs
 delta nets: cp2 x tp2 | cp=2 tp=2 | delta, in runs, clipped
 delta nets: cp2 x tp2 without sequence parallel | cp=2 tp=2 no_sp | delta, in runs

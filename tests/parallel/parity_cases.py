@@ -10,6 +10,7 @@ SHORT = {
     "compiled": "train.compile_model=true train.compile_backend=aot_eager",
     "no_sp": "parallel.sequence_parallel=false",
     "ulysses": "parallel.cp_method=ulysses",
+    "ring": "parallel.cp_method=ring",
     "gathered": "parallel.ep_method=all_gather",
     "offload": "parallel.cpu_offload=true",
     "ddp": "parallel=ddp",
@@ -205,6 +206,27 @@ cp4 ulysses | cp=4 ulysses | llama, 4 heads of keys
 cp2 x fsdp2 | cp=2 dp_shard=2 | llama, clipped
 cp2 x tp2 | cp=2 tp=2 | | float64
 cp2 ulysses x tp2 | cp=2 tp=2 ulysses | llama, 4 heads of keys
+cp2 ring | cp=2 ring | | float64
+cp2 ring, contiguous parts, kinds of layers | cp=2 ring cp_load_balance=false | kinds
+cp2 ring, kinds of layers | cp=2 ring | kinds
+cp4 ring | cp=4 ring
+cp4 ring, kinds of layers | cp=4 ring | kinds
+cp2 ring, gpt2 | cp=2 ring | gpt2
+cp2 ring, gpt-oss | cp=2 ring | gpt-oss
+cp2 ring, llama4 | cp=2 ring | llama4
+cp2 ring, gemma2 | cp=2 ring | gemma2
+cp2 ring, nanochat | cp=2 ring | nanochat
+cp2 ring, full recompute | cp=2 ring recompute=full
+cp2 ring, minimal recompute | cp=2 ring recompute=minimal
+cp2 ring, compiled | cp=2 ring compiled
+cp2 ring x fsdp2 | cp=2 ring dp_shard=2 | llama, clipped
+cp2 ring x tp2 | cp=2 ring tp=2
+pp2 x cp2 ring | pp2 cp=2 ring
+mla: cp2 ring | cp=2 ring | mla
+packed: cp2 ring, kinds of layers | cp=2 ring | packed kinds | float64
+packed: cp4 ring | cp=4 ring | packed llama
+packed: mla, cp2 ring | cp=2 ring | packed mla
+packed: cp2 ring, gpt-oss | cp=2 ring | packed gpt-oss
 pp2 gpipe | pp2 schedule=gpipe
 pp2 1f1b | pp2 schedule=1f1b
 pp2 interleaved_1f1b | pp2 schedule=interleaved_1f1b | llama, 5 blocks | float64
@@ -282,6 +304,7 @@ ia3: pp2 | pp2 | ia3
 lora: pp2, zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | lora, 5 blocks
 lora: pp2, tied | pp2 | lora, tied
 lora: cp2 | cp=2 | lora
+lora: cp2 ring | cp=2 ring | lora
 lora: fsdp2, chunked, full recompute | dp_shard=2 chunked recompute=full | lora, all
 lora: fsdp2, compiled | dp_shard=2 compiled | lora
 lora: fsdp2, selective recompute | dp_shard=2 recompute=selective | lora

@@ -48,7 +48,7 @@ class Part:
 
 def part_of(mesh: Mesh) -> Part:
     parallel = mesh.parallel
-    balanced = parallel.cp_load_balance and parallel.cp_method == "all_gather" and parallel.cp > 1
+    balanced = parallel.runs_of_sequence == 2
     return Part(rank=mesh.axes.get_local_rank("cp"), ranks=parallel.cp, balanced=balanced)
 
 

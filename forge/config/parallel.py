@@ -207,6 +207,15 @@ class Parallel(Section):
         return 2 if balanced else 1
 
     @property
+    def kept_keys(self) -> float:
+        """Keys kept for backward for a token of a rank: gathered ones up to the end of each run, on
+        the rank with the most.
+        """
+        if self.cp == 1 or self.cp_method != "all_gather":
+            return 1.0
+        return self.cp + 0.5 if self.runs_of_sequence == 2 else float(self.cp)
+
+    @property
     def sequence_factors(self) -> dict[str, int]:
         """Factors of the divisor of a row's places, by name; their product is 1 where no rank has a
         part of a row.

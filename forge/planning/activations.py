@@ -115,6 +115,8 @@ class Activations:
             masked=config.data.pack_sequences and not in_blocks(config, config.run.device),
             tokens_cut=self.cut,
             passes_states=parallel.cp > 1,
+            keys=parallel.kept_keys,
+            around=parallel.cp > 1 and parallel.cp_method == "ring",
         )
         self.block = functools.cache(self._block)
 

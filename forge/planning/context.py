@@ -47,7 +47,12 @@ class ContextTraffic:
         p = self.config.parallel
         token = self.tokens * layer.computed_head_dim * self.width
         kv = 2 * token * (layer.kv_heads // p.tp if layer.kv_heads % p.tp == 0 else 1)
-        if p.cp_method == "all_gather":
+        if p.cp_method == "ring":
+            # Gradients of keys and values go round in fp32 at least.
+            yield "cp: all-to-all of a ring", p.cp * kv * forward, (p.cp - 1) * forward
+            gradients = kv * (self.width + max(self.width, FP32)) / self.width
+            yield "cp: all-to-all of a ring", p.cp * gradients, 2 * (p.cp - 1)
+        elif p.cp_method == "all_gather":
             yield "cp: all-gather of keys and values", p.cp * kv * forward, forward
             yield "cp: reduce-scatter of their gradients", p.cp * kv, 1
         else:

@@ -64,6 +64,8 @@ CASES = [
     (4, f"{GPT2} parallel.tp=4"),
     (2, f"{CP2} {FULL}"),
     (2, f"{CP2} parallel.cp_method=ulysses {FULL}"),
+    (4, f"parallel.cp=4 parallel.cp_method=ring {FULL}"),
+    (2, f"{CP2} parallel.cp_method=ring precision=bf16 train.grad_accum_steps=2"),
     (2, f"{CP2} {DELTA} {FULL}"),
     (4, f"{CP2} {TP2} {MAMBA} {SELECTIVE}"),
     (2, f"{CP2} parallel.cp_method=ulysses {CONV} train.grad_accum_steps=2"),

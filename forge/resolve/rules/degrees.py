@@ -201,10 +201,10 @@ def engram_layout(model: Decoder, parallel: Parallel) -> Findings:
 @rule("parallel.cp_kernel", CP, "parallel.cp_method", "model.sdpa_backend", warning=True)
 def cp_kernel(model: Decoder, parallel: Parallel) -> Findings:
     """With parallel.cp_method=all_gather torch chooses the kernel itself, but for the first part of
-    a sequence.
+    a sequence, and a ring has its own.
     """
-    gathered = parallel.cp > 1 and parallel.cp_method == "all_gather"
-    if gathered and model.sdpa_backend not in ("auto", "flash"):
+    chosen = parallel.cp > 1 and parallel.cp_method != "ulysses"
+    if chosen and model.sdpa_backend not in ("auto", "flash"):
         yield "model.sdpa_backend", "model.sdpa_backend=auto"
 
 

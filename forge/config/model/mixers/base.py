@@ -47,12 +47,15 @@ class Mixer(Section):
     clips_qk: whether its target has `of_heads`, which QK-Clip scales. recurrent: whether it reads
     tokens in their order into a state: it has no keys that other tokens could read, and where
     documents share a row it is given the places of tokens in them instead of scores.
+    goes_round: whether its target has the scale, cap, window and chunk of a softmax over scores,
+    which a ring of ranks computes part by part.
     absent: whether the block has no mixer at all. layer: that section, in each of the methods.
     """
 
     unread: ClassVar[tuple[str, ...]] = ()
     reads_documents: ClassVar[bool] = False
     clips_qk: ClassVar[bool] = False
+    goes_round: ClassVar[bool] = False
     recurrent: ClassVar[bool] = False
     absent: ClassVar[bool] = False
     _target_: str = MISSING

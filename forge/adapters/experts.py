@@ -66,7 +66,8 @@ class AdaptedExperts(Adapted):
             return torch.bmm(x, weight.transpose(1, 2).to(x.dtype))
         if self._by_one_kernel(x, weight):
             ends = counts.cumsum(0, dtype=torch.int32)
-            return only(self.filled(x, counts), grouped_mm(x, weight.transpose(1, 2), ends))
+            filled = self.filled(x, counts)  # type: ignore[operator]
+            return only(filled, grouped_mm(x, weight.transpose(1, 2), ends))
         return looped_mm(x, weight.transpose(1, 2).to(x.dtype), counts)
 
     def _by_one_kernel(self, x: Tensor, weight: Tensor) -> bool:

@@ -128,15 +128,15 @@ class Parallel(Section):
     ep: int = opt(1, "expert parallel degree", ge=1)
     ep_method: str = opt(
         "all_to_all",
-        "send tokens to the ranks of their experts, whose numbers the host waits for; or gather all "
-        "tokens and add up outputs, without a wait",
+        "send tokens to the ranks of their experts, whose numbers the host waits for; or gather "
+        "all tokens and add up outputs, without a wait",
         choices=("all_to_all", "all_gather"),
         acts_when=EP,
     )
     ep_rows_factor: float = opt(
         0.0,
-        "with all_gather: rows for a rank's experts in training, in even shares, at least 1; a step "
-        "with more is skipped; 0 = all that can come",
+        "with all_gather: rows for a rank's experts in training, in even shares, at least 1; a "
+        "step with more is skipped; 0 = all that can come",
         ge=0,
         acts_when=EP_ALL_GATHER,
     )

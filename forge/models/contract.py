@@ -106,7 +106,7 @@ class WholeRows:
         return last >= 0
 
 
-def rows_of(model: Any) -> WholeRows:
+def whole_rows_of(model: Any) -> WholeRows:
     """How the rows of a model's batches are summed."""
     return getattr(model, "rows", None) or WholeRows()
 

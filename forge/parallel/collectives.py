@@ -40,7 +40,7 @@ def sum_both(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _Pair.apply(x, "sum_both", group.group_name)
 
 
-def largest(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+def largest_of_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The largest of all ranks' numbers, without a gradient."""
     return ops.wait_tensor(ops.all_reduce(x.contiguous(), "max", group.group_name))
 

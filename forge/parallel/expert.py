@@ -107,7 +107,7 @@ class OverRanks:
 
 
 class OverGatheredTokens(OverRanks):
-    """Mixin of a mixture of experts: in training the experts of a rank read the tokens of all ranks.
+    """Mixin of a mixture of experts: in training a rank's experts read the tokens of all ranks.
 
     With a capacity, and outside training, rows are exchanged as in `OverRanks`. rows_factor: rows
     for a rank's experts, in even shares; 0 = as many as can come. Where more come, all outputs are

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from forge.config.root import Config
-from forge.parallel.sequences.part import own_part
 from forge.parallel.mesh import Mesh, make_mesh
 from forge.parallel.rendezvous import Rendezvous, no_sign_of_life
+from forge.parallel.sequences.part import own_part
 
 
 @dataclass(frozen=True, kw_only=True)

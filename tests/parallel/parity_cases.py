@@ -152,12 +152,7 @@ packed: pp2, llama4 | pp2 | packed llama4
 fsdp2, chunked cross-entropy | dp_shard=2 chunked | llama, z-loss, clipped
 fsdp2, accumulation over 4 | dp_shard=2 batch=1 | llama, odd sizes
 fsdp2, each micro-batch reduced | dp_shard=2 batch=2 reduce_gradients=micro_batch
-fsdp2, gathered weights kept | dp_shard=2 reshard_after_forward=never
-fsdp2, gathered weights kept over 4 micro-batches | dp_shard=2 batch=1 reshard=never
 zero1 of 2 | zero1 dp_shard=2 batch=2 | llama, clipped
-fsdp4, gathered again from 2 | dp_shard=4 batch=2 reshard=2 | llama, odd sizes | float64
-fsdp4, gathered again from 2, compiled, two a step | dp_shard=4 batch=1 reshard=2 compiled
-cp2 x fsdp2, gathered again from 2 | cp=2 dp_shard=2 reshard=2 recompute=full | llama, tied
 fsdp2, cpu offload | dp_shard=2 offload | llama, clipped | float64
 fsdp2, full recompute | dp_shard=2 recompute=full
 fsdp2, selective recompute | dp_shard=2 recompute=selective
@@ -206,27 +201,6 @@ cp4 ulysses | cp=4 ulysses | llama, 4 heads of keys
 cp2 x fsdp2 | cp=2 dp_shard=2 | llama, clipped
 cp2 x tp2 | cp=2 tp=2 | | float64
 cp2 ulysses x tp2 | cp=2 tp=2 ulysses | llama, 4 heads of keys
-cp2 ring | cp=2 ring | | float64
-cp2 ring, contiguous parts, kinds of layers | cp=2 ring cp_load_balance=false | kinds
-cp2 ring, kinds of layers | cp=2 ring | kinds
-cp4 ring | cp=4 ring
-cp4 ring, kinds of layers | cp=4 ring | kinds
-cp2 ring, gpt2 | cp=2 ring | gpt2
-cp2 ring, gpt-oss | cp=2 ring | gpt-oss
-cp2 ring, llama4 | cp=2 ring | llama4
-cp2 ring, gemma2 | cp=2 ring | gemma2
-cp2 ring, nanochat | cp=2 ring | nanochat
-cp2 ring, full recompute | cp=2 ring recompute=full
-cp2 ring, minimal recompute | cp=2 ring recompute=minimal
-cp2 ring, compiled | cp=2 ring compiled
-cp2 ring x fsdp2 | cp=2 ring dp_shard=2 | llama, clipped
-cp2 ring x tp2 | cp=2 ring tp=2
-pp2 x cp2 ring | pp2 cp=2 ring
-mla: cp2 ring | cp=2 ring | mla
-packed: cp2 ring, kinds of layers | cp=2 ring | packed kinds | float64
-packed: cp4 ring | cp=4 ring | packed llama
-packed: mla, cp2 ring | cp=2 ring | packed mla
-packed: cp2 ring, gpt-oss | cp=2 ring | packed gpt-oss
 pp2 gpipe | pp2 schedule=gpipe
 pp2 1f1b | pp2 schedule=1f1b
 pp2 interleaved_1f1b | pp2 schedule=interleaved_1f1b | llama, 5 blocks | float64
@@ -304,7 +278,6 @@ ia3: pp2 | pp2 | ia3
 lora: pp2, zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | lora, 5 blocks
 lora: pp2, tied | pp2 | lora, tied
 lora: cp2 | cp=2 | lora
-lora: cp2 ring | cp=2 ring | lora
 lora: fsdp2, chunked, full recompute | dp_shard=2 chunked recompute=full | lora, all
 lora: fsdp2, compiled | dp_shard=2 compiled | lora
 lora: fsdp2, selective recompute | dp_shard=2 recompute=selective | lora
@@ -363,24 +336,6 @@ moe: ep2, selective recompute | ep=2 recompute=selective | moe, capacity
 moe: ep2, minimal recompute in host memory | ep=2 recompute=minimal_offloaded | moe
 moe: ep2, compiled | ep=2 compiled | moe
 moe: ep2, compiled, selective recompute | ep=2 compiled recompute=selective | moe
-moe: ep2, tokens gathered | ep=2 gathered | moe, clipped | float32
-moe: ep2, tokens gathered, rows in even shares | ep=2 gathered ep_rows_factor=1.9 | moe
-moe: ep2, tokens gathered, deepseek | ep=2 gathered | moe, deepseek
-moe: ep2, tokens gathered, capacity | ep=2 gathered | moe, capacity
-moe: ep2, tokens gathered, micro-batch | ep=2 gathered batch=4 | moe, micro-batch
-moe: ep2, tokens gathered, beside | ep=2 gathered | moe, beside
-moe: ep2, tokens gathered, gpt-oss | ep=2 gathered | moe, gpt-oss
-moe: ep2, tokens gathered, full recompute | ep=2 gathered recompute=full | moe
-moe: ep2, tokens gathered, selective recompute | ep=2 gathered recompute=selective | moe
-moe: ep2, tokens gathered, compiled | ep=2 gathered compiled | moe
-moe: ep2, tokens gathered, gradients scaled | ep=2 gathered | moe, gradients scaled
-moe: ep2 x tp2, tokens gathered | ep=2 tp=2 gathered | moe, clipped | float64
-moe: ep2 x fsdp2, tokens gathered | ep=2 dp_shard=2 batch=2 gathered | moe, 8 experts
-moe: ep2 x cp2, tokens gathered | ep=2 cp=2 gathered | moe
-moe: ep4, tokens gathered | ep=4 batch=2 gathered | moe, 8 experts
-moe: pp2 x ep2, tokens gathered | pp2 ep=2 batch=4 gathered | moe
-moe: lora, ep2, tokens gathered | ep=2 gathered | lora, moe
-moe: dora, ep2 x tp2, tokens gathered | ep=2 tp=2 gathered | dora, moe
 moe: ep4 | ep=4 batch=2 | moe, 8 experts
 moe: ep4, micro-batch | ep=4 batch=2 | moe, 8 experts, micro-batch
 moe: ep2 x fsdp2 | ep=2 dp_shard=2 batch=2 | moe, clipped

@@ -58,7 +58,8 @@ CASES = [
     (f"{KTO} objective.reference=copy", "llama", "parallel.dp_shard=2"),
     (f"{KTO} objective.reference=adapter", "lora", "parallel.tp=2"),
 ]
-CI = [CASES[0], (DPO, "llama", "parallel.cp=2"), (KTO, "llama", PP2)]  # the first pass of a pipeline has more to get wrong with kto
+# The first pass of a pipeline has more to get wrong with kto.
+CI = [CASES[0], (DPO, "llama", "parallel.cp=2"), (KTO, "llama", PP2)]
 
 
 class Preferred(Tokens):

@@ -20,10 +20,8 @@ from forge.config.model.tensors import BIAS, EXPERT, ROUTER, TensorSpec, within
 from forge.config.rule import Findings, nearest_divisor, rule
 
 if TYPE_CHECKING:
-    from forge.config.model.decoder import Decoder
     from forge.config.parallel import Parallel
     from forge.config.precision import Precision
-    from forge.config.quantization import Quantized
     from forge.config.run import Run
     from forge.config.train import Train
 
@@ -177,7 +175,11 @@ class MoE(Section):
         if others is None:
             return None
         wide = width * rows * hidden
-        total = self.kept_around(model, numbers, rows=rows, outputs=outputs) + wide * copies(model) + others.all
+        total = (
+            self.kept_around(model, numbers, rows=rows, outputs=outputs)
+            + wide * copies(model)
+            + others.all
+        )
         computed = numbers.product(rows * hidden * numbers.tp, model.dim)
         tensors = dict.fromkeys(into(model, "moe_"), computed)
         output = Named(bytes=width * rows * model.dim, flops=computed.flops)
@@ -358,22 +360,6 @@ def rows_for_experts(parallel: Parallel) -> Findings:
     """
     if parallel.gathers_tokens and 0 < parallel.ep_rows_factor < 1:
         yield "parallel.ep_rows_factor", "parallel.ep_rows_factor=2"
-
-
-@rule(
-    "parallel.ep_quantized",
-    EXPERTS,
-    "parallel.ep",
-    "parallel.ep_method",
-    "quantization.parts",
-    "quantization.exclude",
-)
-def rows_in_few_bits(model: Decoder, parallel: Parallel, quantization: Quantized) -> Findings:
-    """Scales of few bits are taken over all rows: with quantized experts parallel.ep_method is
-    all_to_all.
-    """
-    if parallel.gathers_tokens and any(t.of_experts for t in quantization.chosen(model)):
-        yield "parallel.ep_method", "parallel.ep_method=all_to_all"
 
 
 @rule("moe.force_balance", EXPERTS, "model.moe.force_balance", warning=True)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from forge.models.contract import WholeRows
-from forge.parallel.collectives import largest, sum_both
+from forge.parallel.collectives import largest_of_ranks, sum_both
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import Sequences
 
@@ -83,4 +83,4 @@ class PartsOfRows(WholeRows):
         part = self.context.part
         whole = torch.arange(is_target.shape[1] * part.ranks, device=last.device)
         place = part.of(whole, 0)[last].where(is_target.any(1), -1)
-        return place == largest(place, self.context.group)
+        return place == largest_of_ranks(place, self.context.group)

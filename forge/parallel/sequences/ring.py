@@ -124,7 +124,9 @@ class _Around(torch.autograd.Function):
         delta = (grad.to(wide) * output.to(wide)).sum(-1)
         of_queries = [
             _Queries(*parts)
-            for parts in zip(*(x.chunk(runs, 2) for x in (q, grad, output, total, delta)))
+            for parts in zip(
+                *(x.chunk(runs, 2) for x in (q, grad, output, total, delta)), strict=True
+            )
         ]
         by_query = [torch.zeros_like(part.q, dtype=wide) for part in of_queries]
         pair, own, carried = torch.cat((k.flatten(), v.flatten())), None, None

@@ -11,6 +11,7 @@ Convolutions read the last tokens of the run before, gathered as well.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,8 @@ from forge.models.mixers.short_conv import ShortConv
 from forge.models.mixers.state_space import Inputs
 from forge.parallel.collectives import gather
 from forge.parallel.sequences.part import Context
+
+Row = TypeVar("Row", Fed, Inputs)
 
 
 class ConvolvedParts:
@@ -47,7 +50,7 @@ class ConvolvedParts:
         ends = torch.cat([x[:, -back:] for x in runs], -1)
         # The end of the run before each run of this rank: [runs * batch, back, channels].
         ends_of_all = gather_runs(ends, context)
-        none = nothing(ends_of_all[0])
+        none = zeros_with_gradient(ends_of_all[0])
         before = [ends_of_all[n - 1] if n else none for n in context.part.chunks]
         tails = torch.cat(before).split([x.shape[-1] for x in runs], -1)
         at = None if places is None else as_rows(places, context)
@@ -62,7 +65,7 @@ class DeltaNetOfPart(ConvolvedParts):
         read, context = super().read, self.over_cp  # type: ignore[misc]
         if not context.sequences.cut:
             return read(fed, state, x)
-        runs = Fed(*(None if part is None else as_rows(part, context) for part in fed))
+        runs = rows_in(fed, context)
         (rows, _, heads, value), key = runs.v.shape, runs.k.shape[-1]
         identity = torch.eye(key, dtype=wide(runs.v).dtype, device=x.device)
         start = F.pad(identity, (value, 0)).expand(rows, heads, -1, -1)
@@ -81,7 +84,7 @@ class StateSpaceOfPart(ConvolvedParts):
         read, context = super().read, self.over_cp  # type: ignore[misc]
         if not context.sequences.cut:
             return read(inputs, state)
-        runs = Inputs(*(None if part is None else as_rows(part, context) for part in inputs))
+        runs = rows_in(inputs, context)
         output, added = read(runs, None)
         decay = wide(runs.decay).cumsum(1)
         if runs.begins is not None:
@@ -101,15 +104,14 @@ def states_before(factor: Tensor, added: Tensor, context: Context) -> Tensor:
     factor: [runs * batch, heads, key, key], or [..., 1, 1] of a number. added: as the state; the
     state after a run is factor @ state + added.
     """
-    rows, heads, key, value = added.shape
-    size = factor.shape[-1]
+    (key, value), size = added.shape[2:], factor.shape[-1]
     flat = torch.cat((factor.flatten(2), added.flatten(2)), -1)
     state, states = None, {}
     for number, run in enumerate(gather_runs(flat, context)):
         of_run, added_by = run.split((run.shape[-1] - key * value, key * value), -1)
         of_run = of_run.unflatten(-1, (size, size))
         added_by = added_by.unflatten(-1, (key, value))
-        state = nothing(added_by) if state is None else state
+        state = zeros_with_gradient(added_by) if state is None else state
         if number in context.part.chunks:
             states[number] = state
         state = (of_run * state if size == 1 else of_run @ state) + added_by
@@ -120,6 +122,12 @@ def as_rows(x: Tensor, context: Context) -> Tensor:
     """[batch, seq, ...] -> [runs * batch, seq / runs, ...]: each run of tokens as a row."""
     runs = len(context.part.chunks)
     return x if runs == 1 else torch.cat(x.chunk(runs, 1))
+
+
+def rows_in(inputs: Row, context: Context) -> Row:
+    """The inputs of a recurrence with each run of tokens as a row."""
+    parts = inputs._asdict().items()
+    return inputs._replace(**{k: as_rows(x, context) for k, x in parts if x is not None})
 
 
 def as_sequences(x: Tensor, context: Context) -> Tensor:
@@ -136,7 +144,7 @@ def gather_runs(x: Tensor, context: Context) -> list[Tensor]:
     return [run.squeeze(0) for run in part.ordered(gathered, 1)]
 
 
-def nothing(x: Tensor) -> Tensor:
+def zeros_with_gradient(x: Tensor) -> Tensor:
     """Zeros as x, made of x: so every rank takes part in the collective of its gradient."""
     return x.masked_fill(torch.ones((), dtype=torch.bool, device=x.device), 0.0)
 

@@ -100,9 +100,7 @@ class Attention(Mixer):
         return Kept(all=of_heads * read + scores, named=tensors, remade=remade)
 
 
-@rule(
-    "parallel.cp_ring", "parallel.cp", "parallel.cp_method", "model.mixer", "model.kinds", MOBA
-)
+@rule("parallel.cp_ring", "parallel.cp", "parallel.cp_method", "model.mixer", "model.kinds", MOBA)
 def cp_ring(model: LayerShape, parallel: Parallel) -> Findings:
     """parallel.cp_method=ring merges softmaxes over parts of the keys: attention by itself, without
     a choice among all keys.

@@ -22,6 +22,10 @@ from bf16_cases import (  # noqa: E402  # pyright: ignore[reportMissingImports]
     BF16_CASES,
     InBf16,
 )
+from exchange_cases import (  # noqa: E402  # pyright: ignore[reportMissingImports]
+    GATHERED_CASES,
+    RING_CASES,
+)
 from hybrid_cases import HYBRID_CASES  # noqa: E402  # pyright: ignore[reportMissingImports]
 from parity_cases import (  # noqa: E402  # pyright: ignore[reportMissingImports]
     ADAPTER_CASES,
@@ -132,11 +136,12 @@ def main() -> int:
         " weights | equal |"
     )
     equal = True
-    parts = {"Dense models": CASES, "Hybrids and further tokens": HYBRID_CASES}
-    parts |= {"Adapters": ADAPTER_CASES, "Mixtures of experts": MOE_CASES}
+    parts = {"Dense models": CASES, "Rings": RING_CASES}
+    parts |= {"Hybrids and further tokens": HYBRID_CASES, "Adapters": ADAPTER_CASES}
+    parts |= {"Mixtures of experts": MOE_CASES, "Experts that gather tokens": GATHERED_CASES}
     for title, cases in parts.items():
         print(f"\n## {title}\n")
-        if cases is MOE_CASES:
+        if cases in (MOE_CASES, GATHERED_CASES):
             print(
                 "Of these every token goes to the same experts too, and selection biases are equal"
                 " to the bit.\n"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from forge.adapters.adapter import Adapted
 from forge.config.adapters.adapter import MAGNITUDE, TAKEN_A, TAKEN_B, A, B
-from forge.models.experts import ALIGNMENT
+from forge.models.experts import ALIGNMENT, only
 from forge.models.grouped import group_of_rows, grouped_mm, looped_mm, rows_of
 
 
@@ -15,6 +15,7 @@ class AdaptedExperts(Adapted):
     """Mixin of experts. scaling: factors of the adapted matrices, by name."""
 
     scaling: dict[str, float]
+    reads_every_row = True
 
     def beside(self, name: str, x: Tensor, product: Tensor, counts: Tensor | None = None) -> Tensor:
         """See `forge.models.experts.Experts.beside`."""
@@ -64,7 +65,9 @@ class AdaptedExperts(Adapted):
         if counts is None:
             return torch.bmm(x, weight.transpose(1, 2).to(x.dtype))
         if self._by_one_kernel(x, weight):
-            return grouped_mm(x, weight.transpose(1, 2), counts.cumsum(0, dtype=torch.int32))
+            ends = counts.cumsum(0, dtype=torch.int32)
+            filled = self.filled(x, counts)  # type: ignore[operator]
+            return only(filled, grouped_mm(x, weight.transpose(1, 2), ends))
         return looped_mm(x, weight.transpose(1, 2).to(x.dtype), counts)
 
     def _by_one_kernel(self, x: Tensor, weight: Tensor) -> bool:

@@ -40,8 +40,13 @@ AUTO = Condition(
 TP = Condition(lambda config, ranks: config.parallel.tp > 1, "with parallel.tp=1")
 PP = Condition(lambda config, ranks: config.parallel.pp > 1, "with parallel.pp=1")
 CP = Condition(lambda config, ranks: config.parallel.cp > 1, "with parallel.cp=1")
-CP_ALL_GATHER = Condition(
-    lambda config, ranks: config.parallel.cp > 1 and config.parallel.cp_method == "all_gather",
+EP = Condition(lambda config, ranks: config.parallel.ep > 1, "with parallel.ep=1")
+EP_ALL_GATHER = Condition(
+    lambda config, ranks: config.parallel.gathers_tokens,
+    "with parallel.ep=1, or parallel.ep_method=all_to_all",
+)
+CP_IN_RUNS = Condition(
+    lambda config, ranks: config.parallel.cp > 1 and config.parallel.cp_method != "ulysses",
     "with parallel.cp=1, or parallel.cp_method=ulysses",
 )
 
@@ -111,16 +116,30 @@ class Parallel(Section):
     cp: int = opt(1, "context parallel degree", ge=1)
     cp_method: str = opt(
         "all_gather",
-        "gather keys and values, or exchange heads for sequence",
-        choices=("all_gather", "ulysses"),
+        "gather keys and values, exchange heads for sequence, or send keys and values round a ring",
+        choices=("all_gather", "ulysses", "ring"),
         acts_when=CP,
     )
     cp_load_balance: bool = opt(
         True,
-        "with all_gather: give each rank an early and a late part of the sequence",
-        acts_when=CP_ALL_GATHER,
+        "with all_gather or ring: give each rank an early and a late part of the sequence",
+        acts_when=CP_IN_RUNS,
     )
     ep: int = opt(1, "expert parallel degree", ge=1)
+    ep_method: str = opt(
+        "all_to_all",
+        "send tokens to the ranks of their experts, whose numbers the host waits for; or gather "
+        "all tokens and add up outputs, without a wait",
+        choices=("all_to_all", "all_gather"),
+        acts_when=EP,
+    )
+    ep_rows_factor: float = opt(
+        0.0,
+        "with all_gather: rows for a rank's experts in training, in even shares, at least 1; a "
+        "step with more is skipped; 0 = all that can come",
+        ge=0,
+        acts_when=EP_ALL_GATHER,
+    )
     nccl_timeout_sec: int = opt(
         1800,
         "timeout of collectives until the first step, and of host collectives always, in seconds",
@@ -172,9 +191,29 @@ class Parallel(Section):
         return self.dp_shard * self.cp
 
     @property
+    def gathers_tokens(self) -> bool:
+        """Whether the experts of a rank read the tokens of all ep ranks."""
+        return self.ep > 1 and self.ep_method == "all_gather"
+
+    @property
     def product_without_dp_shard(self) -> int:
         """The number of ranks spanned by one FSDP shard index."""
         return prod(size for axis, size in self.degrees().items() if axis != "dp_shard")
+
+    @property
+    def runs_of_sequence(self) -> int:
+        """Runs of adjacent tokens of a sequence on a rank: two where cp balances its work."""
+        balanced = self.cp > 1 and self.cp_method != "ulysses" and self.cp_load_balance
+        return 2 if balanced else 1
+
+    @property
+    def kept_keys(self) -> float:
+        """Keys kept for backward for a token of a rank: gathered ones up to the end of each run, on
+        the rank with the most.
+        """
+        if self.cp == 1 or self.cp_method != "all_gather":
+            return 1.0
+        return self.cp + 0.5 if self.runs_of_sequence == 2 else float(self.cp)
 
     @property
     def sequence_factors(self) -> dict[str, int]:
@@ -183,7 +222,7 @@ class Parallel(Section):
         """
         factors = {}
         if self.cp > 1:
-            if self.cp_method == "all_gather" and self.cp_load_balance:
+            if self.runs_of_sequence == 2:
                 factors["2 for parallel.cp_load_balance"] = 2
             factors["parallel.cp"] = self.cp
         if self.tp > 1 and self.sequence_parallel:

@@ -35,7 +35,13 @@ class Experts(nn.Module):
     """Experts `w_down(f(w_gate(x)) * w_up(x))`, or without a gate `w_down(f(w_up(x)))`.
 
     w_gate, w_up: [experts, hidden, dim]. w_down: [experts, dim, hidden]. Biases: [experts, out].
+    partly_filled: whether rows may follow those of the last expert, which the kernel leaves as they
+    are in memory.
     """
+
+    partly_filled = False
+    reads_every_row = False
+    """Whether any row enters a gradient of weights, even after the last expert's."""
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
@@ -59,13 +65,22 @@ class Experts(nn.Module):
         """x: [n, dim], sorted by expert; counts: [experts] int64, rows of an expert -> [n, dim]."""
         expert = None if self.w_down_bias is None else group_of_rows(counts, len(x))
         multiply = self.multiply(x, counts)
+        filled = self.filled(x, counts) if self.reads_every_row or expert is not None else None
 
         def product(rows: Tensor, name: str) -> Tensor:
             weight, bias = self._matrix(name)
-            output = self.beside(name, rows, multiply(rows, weight), counts)
-            return output if bias is None or expert is None else output + rows_of(bias, expert)
+            output = self.beside(name, rows, only(filled, multiply(rows, weight)), counts)
+            if bias is not None and expert is not None:
+                output = output + rows_of(bias, expert)
+            return only(filled, output)
 
         return self.expert(x, product)
+
+    def filled(self, x: Tensor, counts: Tensor) -> Tensor | None:
+        """Whether each row of x is an expert's, [n, 1]; null = all rows are."""
+        if not self.partly_filled:
+            return None
+        return (torch.arange(len(x), device=x.device) < counts.sum()).unsqueeze(1)
 
     def equal(self, x: Tensor) -> Tensor:
         """Run experts with equal numbers of rows: [experts, rows, dim] -> [experts, rows, dim]."""
@@ -134,6 +149,11 @@ class Experts(nn.Module):
             return True
         eager = not torch.compiler.is_compiling()
         return x.device.type == "cpu" and x.dtype != torch.float64 and eager
+
+
+def only(filled: Tensor | None, x: Tensor) -> Tensor:
+    """x, and its gradient, with 0 in rows that are not filled; null = all are filled."""
+    return x if filled is None else x.where(filled, 0)
 
 
 def _biases(experts: int, width: int) -> nn.Parameter:

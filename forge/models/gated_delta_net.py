@@ -14,7 +14,7 @@ from forge.config.model.mixers.gated_delta_net import GatedDeltaNet as GatedDelt
 from forge.models.attention import KEPT_NAMES as OF_ATTENTION
 from forge.models.cache import LayerCache
 from forge.models.delta_rule import Fed, chunked, empty, l2_norm, recurrent
-from forge.models.mixers.causal_conv import short_conv, wide
+from forge.models.mixers.causal_conv import Convolving, wide
 from forge.models.norm import RMSNorm
 from forge.models.rope import Rotation
 
@@ -30,7 +30,7 @@ KEPT_NAMES = OF_ATTENTION | dict.fromkeys(("wz", "wb", "wa"), "gdn_gates")
 """Names of the modules' outputs in `train.recompute`."""
 
 
-class GatedDeltaNet(nn.Module):
+class GatedDeltaNet(Convolving):
     """The gated delta rule (arXiv:2412.06464) over short convolutions of queries, keys and values,
     with normalised and gated output, as in Qwen3-Next.
     """
@@ -72,11 +72,13 @@ class GatedDeltaNet(nn.Module):
         section = self.section
         # A tail of each convolution, for q, k and v, then the state of the rule.
         *tails, state = cache.held if cache is not None and cache.held else (None,) * 4
-        convs = (self.wq, self.conv_q), (self.wk, self.conv_k), (self.wv, self.conv_v)
-        convolved = [
-            short_conv(matrix(x), conv, tail, places)
-            for (matrix, conv), tail in zip(convs, tails, strict=True)
-        ]
+        convolved = self.convolve(
+            [self.wq(x), self.wk(x), self.wv(x)],
+            [self.conv_q, self.conv_k, self.conv_v],
+            [None] * 3,
+            tails,
+            places,
+        )
         q, k, v = (channels for channels, _ in convolved)
         q, k = (channels.unflatten(-1, (-1, section.gdn_key_head_dim)) for channels in (q, k))
         if section.use_qk_norm_in_gdn:

@@ -22,12 +22,14 @@ def grouped_mm(x: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
     "forge::looped_mm", mutates_args=(), schema="(Tensor x, Tensor weight, Tensor counts) -> Tensor"
 )
 def looped_mm(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """Multiply group by group, in any type; counts: [groups], rows of each group.
+    """Multiply group by group, in any type; counts: [groups], rows of each group. Rows after the
+    last group give 0.
 
     A custom operator, opaque to a compiler: sizes depend on data. Waits for the device on CUDA.
     """
-    parts = zip(x.split(counts.tolist()), weight.unbind(), strict=True)
-    return torch.cat([part @ matrix for part, matrix in parts])
+    *parts, rest = _split(x, counts.tolist())
+    products = [part @ matrix for part, matrix in zip(parts, weight.unbind(), strict=True)]
+    return torch.cat([*products, rest.new_zeros(len(rest), weight.shape[2])])
 
 
 @looped_mm.register_fake
@@ -43,7 +45,7 @@ def _(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 def looped_mm_of_rows(x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
     """Multiply x: [n, in] and y: [n, out] group by group, x.T @ y -> [groups, in, out]."""
     sizes = counts.tolist()
-    pairs = zip(x.split(sizes), y.split(sizes), strict=True)
+    pairs = zip(_split(x, sizes)[:-1], _split(y, sizes)[:-1], strict=True)
     return torch.stack([x_part.t() @ y_part for x_part, y_part in pairs])
 
 
@@ -52,10 +54,17 @@ def _(x: Tensor, y: Tensor, counts: Tensor) -> Tensor:
     return x.new_empty(len(counts), x.shape[1], y.shape[1])
 
 
+def _split(x: Tensor, sizes: list[int]) -> tuple[Tensor, ...]:
+    """The rows of each group, and the rows after the last group."""
+    return x.split([*sizes, len(x) - sum(sizes)])
+
+
 def group_of_rows(counts: Tensor, rows: int) -> Tensor:
-    """The group of each row: counts: [groups], rows of each group -> [rows] int64."""
-    groups = torch.arange(len(counts), device=counts.device)
-    return groups.repeat_interleave(counts, output_size=rows)
+    """The group of each row: counts: [groups], rows of each group -> [rows] int64. Rows after the
+    last group count as its rows.
+    """
+    row = torch.arange(rows, device=counts.device)
+    return torch.searchsorted(counts.cumsum(0), row, right=True).clamp_(max=len(counts) - 1)
 
 
 def rows_of(table: Tensor, index: Tensor) -> Tensor:

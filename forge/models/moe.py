@@ -76,14 +76,7 @@ class MoE(nn.Module):
         )
         limited = self.training and section.capacity_factor > 0
         rows = self._room(assignments, len(flat)) if limited else None
-        entering = spread_tokens(flat, assignments)
-        if section.score_on_input:
-            weights = rearrange(
-                routed.weights.view(-1, 1), assignments.by_expert, assignments.place
-            )
-            entering = (entering * weights).to(x.dtype)
-        y = self._experts(entering, assignments, rows)
-        y = self._sum(y, routed, assignments, rows).view_as(x)
+        y = self.mix(flat, routed, assignments, rows).view_as(x)
         if self.shared is not None:
             shared = self.shared(x)
             gate = self.shared_gate
@@ -93,6 +86,14 @@ class MoE(nn.Module):
         if self.training and torch.is_grad_enabled():
             return self._recorded(y, routed, assignments, rows)
         return y
+
+    def mix(self, x: Tensor, routed: Routed, found: Order, rows: Room | None) -> Tensor:
+        """Sum the weighted outputs of the experts of each token: [tokens, dim] -> [tokens, dim]."""
+        entering = spread_tokens(x, found)
+        if self.section.score_on_input:
+            weights = rearrange(routed.weights.view(-1, 1), found.by_expert, found.place)
+            entering = (entering * weights).to(x.dtype)
+        return self._sum(self._experts(entering, found, rows), routed, found, rows)
 
     def run_experts(self, x: Tensor, counts: Tensor) -> Tensor:
         """Run the experts on x: [n, dim], sorted by expert; counts: [experts] -> [n, dim]."""
@@ -126,7 +127,7 @@ class MoE(nn.Module):
     def _experts(self, x: Tensor, found: Order, rows: Room | None) -> Tensor:
         """Run the experts on x: [n, dim], sorted by expert -> [n, dim], 0 where dropped."""
         scaled = self.section.gradient_scale and self.training
-        factor = self._gradient_factor(found, rows) if scaled else None
+        factor = self.gradient_factor(found, rows) if scaled else None
         if factor is not None:
             x = scale_gradient(x, 1 / factor)  # so that gradients of earlier layers do not change
         if rows is None:
@@ -156,7 +157,7 @@ class MoE(nn.Module):
         free = (size - self.earlier_counts(found.counts, per_sequence=per_sequence)).clamp(min=0)
         return assign_rows(found, min(size, tokens), free)
 
-    def _gradient_factor(self, found: Order, rows: Room | None) -> Tensor:
+    def gradient_factor(self, found: Order, rows: Room | None) -> Tensor:
         """The even load in the scope over the expert's load, of kept assignments, [n] in sorted
         order.
 

@@ -13,7 +13,7 @@ from forge.config.objectives.preference import KTO as KTOConfig
 from forge.data import IGNORE_INDEX
 from forge.data.batches.loader import Batch
 from forge.data.batches.samples import Samples
-from forge.models.contract import LanguageModel
+from forge.models.contract import LanguageModel, whole_rows_of
 from forge.objectives.losses import Losses
 from forge.objectives.objective import LookedAhead, Reads
 from forge.objectives.responses import Responded, each_response
@@ -61,7 +61,7 @@ class KTO(Responded):
             model = read(batch)
             if model is not None:
                 ratio = each_response(model, batch) - self.reference(model, batch)
-                has_response = _there(batch)
+                has_response = _there(model, batch)
                 sums[0] += ratio.where(has_response, 0).sum()
                 sums[1] += has_response.sum()
         total(sums)
@@ -102,7 +102,8 @@ class KTO(Responded):
             values[f"n_{label}"] = of_label.to(margin.dtype)
             values[f"reward_{label}"] = (section.beta * ratio).where(of_label, 0)
             values[f"logp_{label}"] = logp.where(of_label, 0)
-        sums = {name: value.where(_there(batch), 0).sum() for name, value in values.items()}
+        there, share = _there(model, batch), whole_rows_of(model).share
+        sums = {name: value.where(there, 0).sum() * share for name, value in values.items()}
         return {name: value.detach() for name, value in sums.items()}, sums["loss"]
 
 
@@ -110,6 +111,6 @@ def _of_side(batch: Batch, side: int) -> Batch:
     return {name: values[side::2] for name, values in batch.items()}
 
 
-def _there(batch: Batch) -> Tensor:
+def _there(model: LanguageModel, batch: Batch) -> Tensor:
     """Mark rows with a response, bool [rows]; rows that only fill up a batch have none."""
-    return (batch["targets"] != IGNORE_INDEX).any(1)
+    return whole_rows_of(model).total((batch["targets"] != IGNORE_INDEX).sum(1)) > 0

@@ -12,7 +12,7 @@ from torch import Tensor
 from forge.config.objectives.preference import Preference as Section
 from forge.data import IGNORE_INDEX
 from forge.data.batches.loader import Batch
-from forge.models.contract import LanguageModel
+from forge.models.contract import LanguageModel, whole_rows_of
 from forge.objectives.losses import Losses
 from forge.objectives.responses import Responded, each_response
 
@@ -96,13 +96,14 @@ class Preference(Responded):
             "logp_rejected": pairs.rejected.logp,
             **compared.more,
         }
-        sums = {name: value.where(complete, 0).sum() for name, value in values.items()}
+        share = whole_rows_of(model).share
+        sums = {name: value.where(complete, 0).sum() * share for name, value in values.items()}
         return {name: value.detach() for name, value in sums.items()}, sums["loss"]
 
 
 def pair_responses(model: LanguageModel, batch: Batch) -> Both:
     """The responses of each pair under a model."""
-    tokens = (batch["targets"] != IGNORE_INDEX).sum(1)
+    tokens = whole_rows_of(model).total((batch["targets"] != IGNORE_INDEX).sum(1))
     return paired(each_response(model, batch), tokens)
 
 

@@ -13,7 +13,7 @@ from forge.config.objectives.preference import Responses as Section
 from forge.data import IGNORE_INDEX
 from forge.data.batches.loader import Batch
 from forge.data.batches.samples import Sample, Samples
-from forge.models.contract import LanguageModel
+from forge.models.contract import LanguageModel, whole_rows_of
 from forge.models.head import head_of
 from forge.models.reading_mode import evaluating
 from forge.objectives.log_probs import log_probs
@@ -89,4 +89,10 @@ class References:
 def each_response(model: LanguageModel, batch: Batch) -> Tensor:
     """The log-probability of each row's response, [rows]."""
     hidden = hidden_of(model, batch)
-    return log_probs(hidden, head_of(model), batch["targets"]).sum(1)
+    logp = log_probs(hidden, head_of(model), batch["targets"]).sum(1)
+    return whole_rows_of(model).total(logp)
+
+
+def summand_of_responses(model: LanguageModel, batch: Batch) -> Tensor:
+    """As `each_response`, this rank's share: a sum over ranks with parts of the rows is the whole."""
+    return each_response(model, batch) * whole_rows_of(model).share

@@ -12,7 +12,7 @@ from forge.config.objectives.reward_model import RewardModel as Section
 from forge.data import IGNORE_INDEX
 from forge.data.batches.loader import Batch
 from forge.data.tokenizers.tokenizer import Tokenizer
-from forge.models.contract import LanguageModel
+from forge.models.contract import LanguageModel, whole_rows_of
 from forge.models.head import Head, head_of
 from forge.objectives.objective import hidden_of
 from forge.objectives.preference import Both, Compared, Preference, paired, preferred
@@ -30,8 +30,10 @@ class RewardModel(Preference):
         assert self.tokenizer is not None
         is_target = batch["targets"] != IGNORE_INDEX
         hidden = hidden_of(model, batch)
-        row = score_id(self.tokenizer, self.section.score_token)
-        return paired(scores(hidden, head_of(model), last_of(is_target), row), is_target.sum(1))
+        row, rows = score_id(self.tokenizer, self.section.score_token), whole_rows_of(model)
+        last = last_of(is_target)
+        score = scores(hidden, head_of(model), last, row) * rows.has_last(is_target, last)
+        return paired(rows.total(score), rows.total(is_target.sum(1)))
 
     def compare(self, both: Both, batch: Batch) -> Compared:
         chosen, rejected = (side.logp for side in both)

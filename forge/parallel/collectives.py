@@ -35,6 +35,16 @@ def sum_over(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _Pair.apply(x, "sum_over", group.group_name)
 
 
+def sum_both(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The sum over ranks (all-reduce), for different uses of the result; backward: all-reduce."""
+    return _Pair.apply(x, "sum_both", group.group_name)
+
+
+def largest_of_ranks(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """The largest of all ranks' numbers, without a gradient."""
+    return ops.wait_tensor(ops.all_reduce(x.contiguous(), "max", group.group_name))
+
+
 def sum_gradient(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """x, equal on all ranks, for different uses of x; backward: all-reduce."""
     return _Pair.apply(x, "sum_gradient", group.group_name)
@@ -83,6 +93,20 @@ def exchange_rows(
 ) -> Tensor:
     """x: [sum(send), dim], `send[i]` rows for rank i -> [sum(receive), dim] (all-to-all)."""
     return _Pair.apply(x, "exchange_rows", send, receive, group.group_name)
+
+
+def pass_on(x: Tensor, rank: int, ranks: int, group: str) -> Tensor:
+    """Begin to send x to the next rank of a ring, and to receive as much from the one before, for
+    `received`; without a gradient. x is not changed before.
+    """
+    send, receive = [0] * ranks, [0] * ranks
+    send[(rank + 1) % ranks] = receive[(rank - 1) % ranks] = len(x)
+    return ops.all_to_all_single(x, receive, send, group)
+
+
+def received(sent: Tensor) -> Tensor:
+    """Wait for what the rank before has passed on."""
+    return ops.wait_tensor(sent)
 
 
 class _Pair(torch.autograd.Function):
@@ -158,6 +182,7 @@ PAIRS = {
     "gather": (_all_gather, _reduce_scatter),
     "scatter_sum": (_reduce_scatter, _all_gather),
     "sum_over": (_all_reduce, _identity),
+    "sum_both": (_all_reduce, _all_reduce),
     "sum_gradient": (_not_a_view, _all_reduce),
     "once": (_of_first, _identity),
     "gather_equal": (_all_gather, _own_chunk),

@@ -1,83 +1,44 @@
-"""Context parallelism: each cp rank has a part of every sequence; only attention needs other parts.
+"""Context parallelism: each cp rank has a part of every sequence; mixers alone need other parts.
 
 all_gather (as for Llama 3, arXiv:2407.21783 section 3.3.2): a rank's queries read the gathered keys
 and values of all. ulysses (arXiv:2309.14509): ranks exchange sequence parts for heads, attend over
-whole sequences with some heads, and exchange back. Positions count in the whole sequence. Where
+whole sequences with some heads, and exchange back. ring: see
+`forge.parallel.sequences.ring`. Recurrent mixers pass their states on, see
+`forge.parallel.sequences.states`. Positions count in the whole sequence. Where
 documents share a row, every rank knows all documents of the row. FSDP sums the gradients of
 parameters over cp ranks too.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from forge.config.model.attention_options import Span
+from forge.models.attention import Attention
 from forge.models.decoder import Decoder
 from forge.models.documents import Packed, branches_and_masks, positions_and_masks
+from forge.models.mla import MLA
 from forge.models.positions import Positions, Sinusoids
 from forge.models.rope import PositionTable, Rotation
 from forge.models.skips.smear import Smear
 from forge.parallel.collectives import exchange, gather
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import (
-    Sequences,
     blocks_of,
     cut_sequences,
     layers_of,
     mix_in,
     mix_in_each,
 )
+from forge.parallel.sequences.part import Context, PartsOfRows, part_of
+from forge.parallel.sequences.ring import RingAttention
+from forge.parallel.sequences.states import RECURRENT
 
 if TYPE_CHECKING:
     from forge.config.root import Config
-
-
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """This rank's part of each sequence, among `ranks` equal parts.
-
-    balanced: of 2 * ranks chunks rank r has chunks r and -1 - r. Late queries read more keys than
-    early queries: with contiguous parts the first rank would idle.
-    """
-
-    rank: int
-    ranks: int
-    balanced: bool
-
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        """The numbers of this rank's chunks, among the equal chunks of a sequence."""
-        rank = self.rank
-        return (rank, 2 * self.ranks - 1 - rank) if self.balanced else (rank,)
-
-    def of(self, whole: Tensor, dim: int) -> Tensor:
-        """This rank's part of a tensor, along the dimension of the sequence."""
-        number = len(self.chunks) * self.ranks
-        assert whole.shape[dim] % number == 0, (tuple(whole.shape), dim, number)
-        chunks = whole.chunk(number, dim)
-        return torch.cat([chunks[index] for index in self.chunks], dim)
-
-    def ordered(self, of_ranks: Tensor, dim: int) -> list[Tensor]:
-        """of_ranks: [ranks, ...], parts of all ranks -> all chunks of the tensor, in order."""
-        # Second chunks run backward over the ranks: rank r has chunk -1 - r.
-        first, *second = of_ranks.chunk(len(self.chunks), dim)
-        return [*first.unbind(), *(chunk for late in second for chunk in reversed(late.unbind()))]
-
-
-def part_of(mesh: Mesh) -> Part:
-    parallel = mesh.parallel
-    balanced = parallel.cp_load_balance and parallel.cp_method == "all_gather" and parallel.cp > 1
-    return Part(rank=mesh.axes.get_local_rank("cp"), ranks=parallel.cp, balanced=balanced)
-
-
-def own_part(tensor: Tensor, mesh: Mesh) -> Tensor:
-    """[batch, seq] -> this cp rank's part, [batch, seq / cp], in the model's order."""
-    return part_of(mesh).of(tensor, 1)
 
 
 @runtime_checkable
@@ -97,35 +58,22 @@ def spread_context(model: Decoder, cfg: Config, mesh: Mesh) -> None:
 
     Raises ValueError for a block without attention.
     """
-    gathered = cfg.parallel.cp_method == "all_gather"
+    method = cfg.parallel.cp_method
     context = Context(
         part=part_of(mesh),
         group=mesh.axes.get_group("cp"),
         sequences=cut_sequences(model),
-        whole_queries=not gathered,
+        whole_queries=method == "ulysses",
     )
-    attention = OverGatheredKeys if gathered else OverExchangedHeads
-    seams = SEAMS | {Attends: attention}
+    seams = SEAMS | ATTENTION[method]
     for block in blocks_of(model):
-        if not any(isinstance(module, tuple(seams)) for module in block.modules()):
+        mixes = getattr(block, "attention", block) is not None
+        if mixes and not any(isinstance(module, tuple(seams)) for module in block.modules()):
             kinds = ", ".join(type(layer).__name__ for layer in layers_of(block))
             message = f"parallel.cp={cfg.parallel.cp}: {kinds} of a block: none has"
             raise ValueError(f"{message} a method attend(q, k, v), whose keys cp could send")
     mix_in_each(model, seams, over_cp=context)
-    mix_in(model, DocumentsOfPart, over_cp=context)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Context:
-    """The layout of sequence parts over ranks.
-
-    group: the ranks with the parts. whole_queries: whether a rank attends whole sequences.
-    """
-
-    part: Part
-    group: dist.ProcessGroup
-    sequences: Sequences
-    whole_queries: bool
+    mix_in(model, DocumentsOfPart, over_cp=context, rows=PartsOfRows(context))
 
 
 class OverGatheredKeys:
@@ -237,6 +185,7 @@ class DocumentsOfPart:
     """Mixin of a decoder: for rows shared by documents, this rank's tokens and visible keys."""
 
     over_cp: Context
+    rows: PartsOfRows
     spans: dict[str, Span]
 
     def packed(self, documents: Tensor) -> Packed:
@@ -259,5 +208,12 @@ SEAMS: dict[type, type] = {
     Positions: PositionsOfPart,
     Sinusoids: PositionsOfPart,
     Smear: SmearOfPart,
+    **RECURRENT,
 }
-"""Mixins by type of modules with positions or other tokens; any class with `attend` has a mixin."""
+"""Mixins by type of modules with positions or other tokens."""
+ATTENTION: dict[str, dict[type, type]] = {
+    "all_gather": {Attends: OverGatheredKeys},
+    "ulysses": {Attends: OverExchangedHeads},
+    "ring": {Attention: RingAttention, MLA: RingAttention},
+}
+"""Mixins of attention by parallel.cp_method; but for a ring any class with `attend` has one."""

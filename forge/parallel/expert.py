@@ -4,10 +4,15 @@ Every ep rank draws its own data. Assignments are sorted by expert, and so by ra
 counts, then tokens (all-to-all), and the receiver sorts them by expert. With a capacity all send
 equal numbers and no counts are needed. Under tp each rank has a part of the hidden width of its
 experts, and their output is a summand.
+
+With parallel.ep_method=all_gather each rank reads the tokens of all ep ranks in training, runs its
+experts on those that chose them, and the outputs are summed over ranks (reduce-scatter). No number
+of rows is needed on the CPU: the host never waits for the device.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -19,9 +24,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from forge.config.model.tensors import TensorSpec
-from forge.models.dispatch import rearrange
+from forge.models.dispatch import Order, Room, fill_rows, rearrange, scale_gradient
+from forge.models.experts import Experts
 from forge.models.moe import MoE
-from forge.parallel.collectives import exchange, exchange_counts, exchange_rows
+from forge.models.router import Routed
+from forge.parallel.collectives import (
+    exchange,
+    exchange_counts,
+    exchange_rows,
+    gather,
+    scatter_sum,
+)
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import mix_in_each
 from forge.parallel.placed_parameters import added_once, place_parameter
@@ -50,7 +63,14 @@ def spread_experts(model: Any, mesh: Mesh, table: Iterable[TensorSpec] | None = 
         elif tp > 1 and cut is None:
             see = partial(_used_apart, cuts)
         place_parameter(model.get_submodule(layer), name, over, cuts, see)
-    if ep > 1:
+    if ep > 1 and mesh.parallel.ep_method == "all_gather":
+        factor = mesh.parallel.ep_rows_factor
+        group = mesh.axes.get_group("ep")
+        mix_in_each(model, {MoE: OverGatheredTokens}, over_ep=group, rows_factor=factor)
+        for module in model.modules():
+            if isinstance(module, Experts):
+                module.partly_filled = True
+    elif ep > 1:
         mix_in_each(model, {MoE: OverRanks}, over_ep=mesh.axes.get_group("ep"))
 
 
@@ -84,3 +104,100 @@ class OverRanks:
         """x: [experts, rows, dim] -> [experts, rows, dim]; every rank has as many rows."""
         y = super().run_equal(exchange(x, 0, 1, self.over_ep))  # type: ignore[misc]
         return exchange(y, 1, 0, self.over_ep)
+
+
+class OverGatheredTokens(OverRanks):
+    """Mixin of a mixture of experts: in training a rank's experts read the tokens of all ranks.
+
+    With a capacity, and outside training, rows are exchanged as in `OverRanks`. rows_factor: rows
+    for a rank's experts, in even shares; 0 = as many as can come. Where more come, all outputs are
+    NaN, so that the step counts as not finite and its update is skipped: no row is lost unnoticed.
+    """
+
+    rows_factor: float
+
+    def mix(self, x: Tensor, routed: Routed, found: Order, rows: Room | None) -> Tensor:
+        """x: [tokens, dim] -> [tokens, dim]."""
+        moe: Any = self
+        if rows is not None or not (moe.training and torch.is_grad_enabled()):
+            return super().mix(x, routed, found, rows)  # type: ignore[misc]
+        section, group, (tokens, top_k) = moe.section, self.over_ep, routed.experts.shape
+        experts = section.num_experts // group.size()
+        all_x, weights = gather(x, 0, group), gather(routed.weights, 0, group)
+        chosen = gather(routed.experts.to(torch.int32), 0, group).flatten()
+        most = group.size() * tokens * min(top_k, experts)
+        even = math.ceil(self.rows_factor * tokens * top_k)
+        room, counts, too_many = place_chosen(
+            chosen - group.rank() * experts, experts, min(even, most) if even else most
+        )
+        entering = copy_to_rows(all_x, room, top_k)
+        of_rows = fill_rows(weights.reshape(-1, 1), room)
+        if section.score_on_input:
+            entering = (entering * of_rows).to(x.dtype)
+        factor = None
+        if section.gradient_scale:
+            factor = moe.gradient_factor(found, None)[found.place]
+            factor = gather(factor.to(weights.dtype), 0, group)[room.source]
+            entering = scale_gradient(entering, 1 / factor)
+        y = moe.experts(entering, counts)
+        y = y if factor is None else scale_gradient(y, factor)
+        y = y if section.score_on_input else y * of_rows
+        y = sum_of_rows(y, room, top_k).to(x.dtype).masked_fill(too_many, torch.nan)
+        return scatter_sum(y, 0, group)
+
+
+def place_chosen(chosen: Tensor, experts: int, rows: int) -> tuple[Room, Tensor, Tensor]:
+    """Rows for the assignments of this rank's experts, sorted by expert, without a wait.
+
+    chosen: [n], the expert of each assignment; outside of 0 ... experts - 1 it is another rank's.
+    Returns the rows, the number of rows of each expert, and whether there are more than `rows`.
+    """
+    key = chosen.where((chosen >= 0) & (chosen < experts), experts)
+    # Stable: rows of an expert stay in the order of ranks, so results do not vary.
+    by_expert = key.argsort(stable=True)
+    index = torch.arange(len(key), device=key.device)
+    place = torch.empty_like(by_expert).scatter_(0, by_expert, index)
+    numbers = torch.arange(experts + 1, device=key.device, dtype=key.dtype)
+    edges = torch.searchsorted(key[by_expert], numbers)
+    ends = edges.clamp(max=rows)
+    filled, kept = index[:rows] < ends[-1], place < ends[-1]
+    room = Room(by_expert[:rows], filled, place.clamp(max=rows - 1), kept)
+    return room, ends.diff(), edges[-1] > rows
+
+
+def copy_to_rows(x: Tensor, room: Room, copies: int) -> Tensor:
+    """Copy x: [tokens, dim] to the rows of each token's assignments, `copies` of each token."""
+    return _Copied.apply(x, room, copies, False)
+
+
+def sum_of_rows(y: Tensor, room: Room, copies: int) -> Tensor:
+    """Sum y: [rows, dim] over the rows of each token's assignments -> [tokens, dim]."""
+    return _Copied.apply(y, room, copies, True)
+
+
+class _Copied(torch.autograd.Function):
+    """Copies of tokens in rows, or with `back` the sums of rows; each is the other's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, room: Room, copies: int, back: bool) -> Tensor:
+        ctx.save_for_backward(*room)
+        ctx.copies, ctx.back = copies, back
+        return (_sums if back else _copies)(x, room, copies)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        room = Room(*ctx.saved_tensors)
+        return (_copies if ctx.back else _sums)(grad, room, ctx.copies), None, None, None
+
+
+def _copies(x: Tensor, room: Room, copies: int) -> Tensor:
+    return x[room.source // copies].where(room.filled.unsqueeze(1), 0)
+
+
+def _sums(y: Tensor, room: Room, copies: int) -> Tensor:
+    slots, kept = (tensor.unflatten(0, (-1, copies)) for tensor in (room.slot, room.kept))
+    # One choice after the other: a fixed order of the sum, without a copy of all rows.
+    total = y.new_zeros(len(slots), y.shape[1], dtype=torch.promote_types(y.dtype, torch.float32))
+    for choice in range(copies):
+        total += y[slots[:, choice]].where(kept[:, choice].unsqueeze(1), 0)
+    return total.to(y.dtype)

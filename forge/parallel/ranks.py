@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from forge.parallel.context import own_part
 from forge.parallel.mesh import Mesh
 from forge.parallel.rendezvous import Rendezvous, no_sign_of_life
+from forge.parallel.sequences.part import own_part
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from forge.models.moe import MoE
 from forge.parallel.collectives import gather, sum_over
-from forge.parallel.context import Part, part_of
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import mix_in_each
+from forge.parallel.sequences.part import Part, part_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from forge.config.precision import BYTES
 from forge.config.recompute import INPUT, LAST, OFFLOAD, ROUTER
 from forge.config.root import Config
 from forge.planning.beside import Beside
+from forge.planning.exchange import gathers, rows_held
 from forge.planning.layout import rows_of_rank
 
 IN_LAYERS = frozenset(("out_proj", LAST, "moe_mlpwo", ROUTER))
@@ -113,6 +114,9 @@ class Activations:
             tp=parallel.tp,
             masked=config.data.pack_sequences and not in_blocks(config, config.run.device),
             tokens_cut=self.cut,
+            passes_states=parallel.cp > 1,
+            keys=parallel.kept_keys,
+            around=parallel.cp > 1 and parallel.cp_method == "ring",
         )
         self.block = functools.cache(self._block)
 
@@ -212,7 +216,7 @@ class Activations:
         mixer = layer.mixer.kept(layer, numbers)
         last: Kept | None = layer.feed_forward.kept(layer, numbers)
         if kind.moe:
-            last = layer.moe.kept(layer, numbers, rows=rows)
+            last = layer.moe.kept(layer, numbers, rows=rows, outputs=self._outputs(rows))
         if mixer is None or last is None:
             return None
         stream = self.residual * layer.stream_dim(layer.dim) // self.cut
@@ -226,7 +230,10 @@ class Activations:
             around += (mixes + feeds) * wide
         around += stream if layer.rescaled else 0  # for the gradient of its scalar
         unread = frozenset({LAST} if not (layer.norms_after or kind.moe) else ())
-        of_layers = layer.moe.kept_around(layer, numbers, rows=rows) if kind.moe else 0.0
+        of_layers = 0.0
+        if kind.moe:
+            outputs = self._outputs(rows)
+            of_layers = layer.moe.kept_around(layer, numbers, rows=rows, outputs=outputs)
         return Block(
             input=stream,
             alone=around + mixer.all + last.all - self._remade(mixer, last, entering),
@@ -236,6 +243,10 @@ class Activations:
             apart=apart,
             flops=self.model.kind_flops_per_token(kind, self.config.train.seq_len) / 3,
         )
+
+    def _outputs(self, rows: float) -> float | None:
+        """Rows of experts' outputs kept for a token; null = those of its choices."""
+        return rows if gathers(self.config, self.model) else None
 
     @property
     def _apart(self) -> bool:
@@ -292,7 +303,9 @@ def _in_flight(parallel: Parallel, microbatches: int) -> float:
 
 
 def _rows_of_token(config: Config, model: Decoder, sequences: int) -> float:
-    """Rows computed by the experts of a layer for a token."""
+    """Rows held for the experts of a layer, for a token."""
+    if model.is_moe and gathers(config, model):
+        return rows_held(config, model)
     if not (model.is_moe and model.moe.capacity_factor):
         return model.moe.top_k
     tokens = sequences * config.train.seq_len // config.parallel.cp
@@ -307,18 +320,12 @@ def rows_of_room(config: Config, model: Decoder, sequences: int) -> int:
     of_sequence = moe.balance_scope == "sequence"
     runs = 1
     if of_sequence or parallel.cp > 1:
-        runs = max(sequences, 1) * runs_of_sequence(parallel)
+        runs = max(sequences, 1) * parallel.runs_of_sequence
     tokens = sequences * config.train.seq_len // parallel.cp // runs
     of_scope = (
-        runs_of_sequence(parallel) * parallel.cp
+        parallel.runs_of_sequence * parallel.cp
         if of_sequence
         else runs * parallel.dp_replicate * parallel.fsdp
     )
     room = math.ceil(moe.capacity_factor * tokens * of_scope * moe.top_k / moe.num_experts)
     return moe.num_experts * runs * min(room, tokens)
-
-
-def runs_of_sequence(parallel: Parallel) -> int:
-    """Runs of adjacent tokens of a sequence on a rank: two where cp balances its work."""
-    balanced = parallel.cp_method == "all_gather" and parallel.cp_load_balance
-    return 2 if parallel.cp > 1 and balanced else 1

@@ -212,7 +212,7 @@ class _OfRank:
                 took = self._seconds(sent)
                 self.parts[sent.technique] += took
                 waited += 0.0 if sent.name == TIED or sent.technique == "all" else took
-        if self.config.parallel.ep > 1 and not self.rank.model.moe.capacity_factor:
+        if self._host_waits():
             moe = sum(number for kind, number in self.kinds.items() if kind.moe)
             self.parts["ep"] += self.passes * moe * known.HOST_WAIT
             waited += self.passes * moe * known.HOST_WAIT
@@ -220,6 +220,11 @@ class _OfRank:
         self.forward, self.backward = self.forward + per_pass / 3, self.backward + per_pass * 2 / 3
         idle = bubble(self.config.parallel, self.passes) if self.config.parallel.pp > 1 else 0.0
         self.parts["bubble"] += idle * (self.forward + self.backward)
+
+    def _host_waits(self) -> bool:
+        """Whether the host waits for the number of rows of each rank's experts."""
+        parallel, moe = self.config.parallel, self.rank.model.moe
+        return parallel.ep > 1 and not (moe.capacity_factor or parallel.gathers_tokens)
 
     def _of_fsdp(self) -> None:
         """Add the exposed time of gathers and reductions, and of copies around both.

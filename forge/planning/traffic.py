@@ -19,7 +19,9 @@ from math import prod
 from forge.config.model.decoder import Decoder, Kind
 from forge.config.model.tensors import EMBEDDING, HEAD, TensorSpec
 from forge.config.root import Config
-from forge.planning.activations import rows_of_room, runs_of_sequence
+from forge.planning.activations import rows_of_room
+from forge.planning.context import ContextTraffic
+from forge.planning.exchange import gathered_bytes, gathers
 from forge.planning.layout import rows_of_rank
 from forge.planning.shapes import added_up, elements, outside_blocks
 from forge.planning.stages import blocks_by_stage, owner, stages_of
@@ -232,21 +234,19 @@ class Rank:
             self.ring("loss: all-gather of logits", size, TP, self.passes)
 
     def of_context(self) -> None:
-        """Count CP: gathers of keys and values, or exchanges of sequence for heads and back."""
-        model, p = self.model, self.p
-        token = self.tokens * model.computed_head_dim * self.width
-        kv = 2 * token * (model.kv_heads // p.tp if model.kv_heads % p.tp == 0 else 1)
-        passes = self.blocks + len(self.recomputed())
-        if p.cp_method == "all_gather":
-            calls = self.passes * passes
-            self.ring("cp: all-gather of keys and values", p.cp * kv * passes, CP, calls)
-            size, calls = p.cp * kv * self.blocks, self.passes * self.blocks
-            self.ring("cp: reduce-scatter of their gradients", size, CP, calls)
-        else:
-            queries_and_output = 2 * token * model.n_heads // p.tp
-            size = (queries_and_output + kv) * (passes + self.blocks)
-            calls = 4 * self.passes * (passes + self.blocks)
-            self.ring("cp: all-to-all of heads", size, CP, calls)
+        """Count CP: what mixers read of other parts of a sequence, and states."""
+        if self.p.cp == 1:
+            return
+        traffic = ContextTraffic(
+            config=self.config,
+            model=self.model,
+            tokens=self.tokens,
+            rows=self.sequences,
+            width=self.width,
+        )
+        blocks = [block for blocks in self.layers.values() for block in blocks]
+        for name, size, calls in traffic.of_blocks(blocks, self.recomputed()):
+            self.ring(name, round(size), CP, self.passes * calls)
 
     def of_experts(self) -> None:
         """Count EP: tokens to experts and back, forward and backward; with a capacity the room for
@@ -258,6 +258,13 @@ class Rank:
         moe = self.model.moe
         forward = self.mixtures(block for blocks in self.layers.values() for block in blocks)
         recomputed = 0 if self.layers_apart else self.mixtures(self.recomputed())
+        if gathers(self.config, self.model):
+            for name, size, ahead, back in gathered_bytes(self.config, self.model, self.width):
+                number = (forward + recomputed) * ahead + forward * back
+                calls = self.passes * number
+                self.ring(name, round(size * self.tokens * number), EP, calls)
+            self.of_scopes(forward, recomputed)
+            return
         if moe.capacity_factor:
             rows = self.passes * rows_of_room(
                 self.config, self.model, self.sequences // self.passes
@@ -291,7 +298,7 @@ class Rank:
         by_sequence = bool(moe.sequence_aux_loss_weight)
         self.ring(name, summed * by_sequence * of_each, CP, calls * by_sequence)
         if moe.capacity_factor:
-            runs = of_each * runs_of_sequence(p) if apart or p.cp > 1 else of_all
+            runs = of_each * p.runs_of_sequence if apart or p.cp > 1 else of_all
             size = self.size(axes) * runs * (forward + again)
             self.ring("moe: all-gather of load", size, axes, self.passes * (forward + again))
 

@@ -30,7 +30,7 @@ from forge.data.tokens.cache import cache_root, explained
 from forge.data.tokens.store import TokenStore
 from forge.models.reading_mode import evaluating
 from forge.objectives.objective import Objective
-from forge.objectives.responses import References, Responded, each_response
+from forge.objectives.responses import References, Responded, summand_of_responses
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
 from forge.rundir.checkpoints import META
@@ -183,7 +183,7 @@ def _compute(
                 # On ranks without the last stage of a pipeline, and in turns past the end.
                 if read is None or turn >= len(part):
                     continue
-                rows = each_response(read, local_batch).view(-1, plan.rows)
+                rows = summand_of_responses(read, local_batch).view(-1, plan.rows)
                 results[turn * size : turn * size + len(chosen)] = rows[: len(chosen)].double()
             computed = ranks.total(results).cpu().numpy()
             # Values present already stay, for the same bits at every start.

@@ -14,6 +14,18 @@ delta nets: tp2 without sequence parallel | tp=2 no_sp | delta
 delta nets: tp4 with 2 key heads | tp=4 | delta
 delta nets: tp2 x fsdp2 | tp=2 dp_shard=2 | delta, clipped
 delta nets: pp2 | pp2 | delta
+delta nets: cp2 | cp=2 | delta, in runs | float64
+delta nets: cp2, contiguous parts | cp=2 cp_load_balance=false | delta, in runs
+delta nets: cp2 ring | cp=2 ring | delta, in runs
+delta nets: cp2 ulysses | cp=2 ulysses | delta, in runs
+delta nets: cp2 x tp2 | cp=2 tp=2 | delta, in runs, clipped
+delta nets: cp2 x tp2 without sequence parallel | cp=2 tp=2 no_sp | delta, in runs
+delta nets: cp2 x fsdp2, full recompute | cp=2 dp_shard=2 recompute=full | delta, in runs
+delta nets: cp2, selective recompute | cp=2 recompute=selective | delta, in runs
+delta nets: cp2, compiled | cp=2 compiled | delta, in runs
+delta nets: pp2 x cp2 | pp2 cp=2 | delta, in runs
+packed: delta nets, cp2 | cp=2 | packed delta, in runs
+packed: delta nets, cp2 x tp2 | cp=2 tp=2 | packed delta, in runs
 delta nets: tp2, compiled | tp=2 compiled | delta
 packed: delta nets, fsdp2, compiled | dp_shard=2 compiled | packed delta
 packed: delta nets, tp2 | tp=2 | packed delta
@@ -24,15 +36,23 @@ mamba: fsdp2 | dp_shard=2 | mamba
 mamba: tp2 | tp=2 | mamba | float64
 mamba: tp4 with 2 groups | tp=4 | mamba
 mamba: pp2 | pp2 | mamba
+mamba: cp2 | cp=2 | mamba | float64
+mamba: cp4 | cp=4 cp_load_balance=false | mamba
+mamba: cp2 x tp2 | cp=2 tp=2 | mamba
+mamba: cp2, compiled, full recompute | cp=2 compiled recompute=full | mamba
+packed: mamba, cp2 | cp=2 | packed mamba
 short convolutions: one device, compiled | compiled | short convolutions
 short convolutions: fsdp2 | dp_shard=2 | short convolutions
 short convolutions: tp2 | tp=2 | short convolutions | float64
 short convolutions: pp2 | pp2 | short convolutions
+short convolutions: cp2 | cp=2 | short convolutions
+packed: short convolutions, cp2 | cp=2 | packed short convolutions
 one branch a block: one device, compiled | compiled | one branch
 one branch a block: one device, selective recompute | recompute=selective | one branch
 one branch a block: fsdp2 | dp_shard=2 | one branch
 one branch a block: tp2 | tp=2 | one branch | float64
 one branch a block: pp2 | pp2 | one branch
+one branch a block: cp2 | cp=2 | one branch
 indexer: one device, full recompute | recompute=full | indexer
 indexer: one device, selective recompute | recompute=selective | indexer, warm-up
 indexer: one device, compiled | compiled | indexer

@@ -10,6 +10,8 @@ SHORT = {
     "compiled": "train.compile_model=true train.compile_backend=aot_eager",
     "no_sp": "parallel.sequence_parallel=false",
     "ulysses": "parallel.cp_method=ulysses",
+    "ring": "parallel.cp_method=ring",
+    "gathered": "parallel.ep_method=all_gather",
     "offload": "parallel.cpu_offload=true",
     "ddp": "parallel=ddp",
     "zero1": "parallel=zero1",
@@ -150,12 +152,7 @@ packed: pp2, llama4 | pp2 | packed llama4
 fsdp2, chunked cross-entropy | dp_shard=2 chunked | llama, z-loss, clipped
 fsdp2, accumulation over 4 | dp_shard=2 batch=1 | llama, odd sizes
 fsdp2, each micro-batch reduced | dp_shard=2 batch=2 reduce_gradients=micro_batch
-fsdp2, gathered weights kept | dp_shard=2 reshard_after_forward=never
-fsdp2, gathered weights kept over 4 micro-batches | dp_shard=2 batch=1 reshard=never
 zero1 of 2 | zero1 dp_shard=2 batch=2 | llama, clipped
-fsdp4, gathered again from 2 | dp_shard=4 batch=2 reshard=2 | llama, odd sizes | float64
-fsdp4, gathered again from 2, compiled, two a step | dp_shard=4 batch=1 reshard=2 compiled
-cp2 x fsdp2, gathered again from 2 | cp=2 dp_shard=2 reshard=2 recompute=full | llama, tied
 fsdp2, cpu offload | dp_shard=2 offload | llama, clipped | float64
 fsdp2, full recompute | dp_shard=2 recompute=full
 fsdp2, selective recompute | dp_shard=2 recompute=selective

@@ -45,12 +45,10 @@ fsdp2 in symmetric memory, on CPUs | dp_shard=2 symmetric_memory=true | symmetri
 pp2 tied, zbv_zero_bubble | pp2 schedule=zbv_zero_bubble | pp_tied | llama, tied, 5 blocks
 pp2 zbv_zero_bubble, compiled | pp2 zbv compiled | pp_zero_bubble | llama, 5 blocks
 fsdp2 x ep2 | dp_shard=2 ep=2 | ep_needs_moe
-cp2 of delta nets | cp=2 | cp_recurrent | delta
 cp2 of modules for further tokens | cp=2 | mtp | mtp
 pp2 of modules for further tokens | pp2 | mtp | mtp
+cp4 of delta nets, runs of two tokens | cp=4 | cp_recurrent | delta
 cp2 of an indexer | cp=2 | cp_indexer | indexer
 cp2 of memories of n-grams | cp=2 | engram | memory
 pp2 of memories of n-grams | pp2 | engram | memory
-cp2 of Mamba-2 | cp=2 | cp_recurrent | mamba
-cp2 of short convolutions | cp=2 | cp_recurrent | short convolutions
 """)

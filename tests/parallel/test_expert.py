@@ -17,12 +17,16 @@ from forge.training.models import build_model
 CPU, EXPERTS = torch.device("cpu"), 6
 
 
-@pytest.mark.parametrize("favourite", [0, EXPERTS - 1])
-def test_a_rank_whose_experts_nobody_chooses(favourite) -> None:
+TEXT = torch.randint(301, (2, 12), generator=torch.Generator().manual_seed(0))
+ONE_CHOICE = " model.moe.top_k=1 model.moe.norm_topk_prob=false"
+
+
+@pytest.mark.parametrize(
+    ("favourite", "layout"), [(0, "ep=2"), (EXPERTS - 1, "ep=2"), (EXPERTS - 1, "ep=2 gathered")]
+)
+def test_a_rank_whose_experts_nobody_chooses(favourite, layout) -> None:
     """All tokens go to experts of one rank; those of the other have a gradient of 0."""
-    options = " model.moe.top_k=1 model.moe.norm_topk_prob=false"
-    config = config_of("moe", layout_of("ep=2") + options)
-    text = torch.randint(301, (2, 12), generator=torch.Generator().manual_seed(0))
+    config, text = config_of("moe", layout_of(layout) + ONE_CHOICE), TEXT
 
     def trained(ranks: Ranks, rows: torch.Tensor):
         model = build_model(config, CPU, ranks)
@@ -43,6 +47,22 @@ def test_a_rank_whose_experts_nobody_chooses(favourite) -> None:
             torch.testing.assert_close(found, theirs, rtol=1e-4, atol=atol, msg=name)
             if "experts" in name and "shared" not in name:
                 assert not found[torch.arange(EXPERTS) != favourite].any()
+
+    on_ranks(2, work)
+
+
+def test_more_rows_than_a_rank_holds_are_no_number() -> None:
+    """All tokens choose one expert: with the rows of an even load every output is NaN."""
+    config = config_of("moe", layout_of("ep=2 gathered ep_rows_factor=1") + ONE_CHOICE)
+
+    def work(rank: int) -> None:
+        model = build_model(config, CPU, this_rank(config))
+        with torch.no_grad():
+            assert model(TEXT[rank : rank + 1]).isfinite().all()  # exchanged, as in an evaluation
+        for module in model.modules():
+            if isinstance(module, MoE):
+                module.router.selection_bias[0] = 100.0
+        assert model(TEXT[rank : rank + 1]).isnan().all()
 
     on_ranks(2, work)
 

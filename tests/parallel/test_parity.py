@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from bf16_cases import BF16_CASES
+from exchange_cases import GATHERED_CASES, RING_CASES
 from hybrid_cases import HYBRID_CASES
 from parity_cases import ADAPTER_CASES, CASES, MOE_CASES
 from parity_models import FLOAT64_ALONE
@@ -30,7 +31,8 @@ from forge.config.problems import ConfigError
 from forge.parallel.ranks import Ranks
 from forge.training.data import train_loader
 
-ALL = [*CASES, *HYBRID_CASES, *ADAPTER_CASES, *MOE_CASES]
+WITH_EXPERTS = [*MOE_CASES, *GATHERED_CASES]
+ALL = [*CASES, *RING_CASES, *HYBRID_CASES, *ADAPTER_CASES, *WITH_EXPERTS]
 
 
 def params():
@@ -50,7 +52,7 @@ def test_a_layout_equals_one_device(case, formats) -> None:
     found = outcomes(case, formats)
     assert tuple(outcome.dtype for outcome in found) == formats
     assert not any(outcome.faults for outcome in found), "\n\n".join(each.shown for each in found)
-    seen = case in MOE_CASES and "compile_model" not in case.layout
+    seen = case in WITH_EXPERTS and "compile_model" not in case.layout
     assert all(outcome.same_state for outcome in found)
     assert {outcome.same_choices for outcome in found} == {True if seen else None}
 

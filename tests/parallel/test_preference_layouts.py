@@ -31,6 +31,16 @@ CASES = [
     (DPO, "llama", "parallel.tp=2 parallel.sequence_parallel=false"),
     (DPO, "gemma2", "parallel.tp=2"),
     (DPO, "moe", "parallel.ep=2"),
+    (DPO, "moe", "parallel.ep=2 parallel.ep_method=all_gather"),
+    (DPO, "llama", "parallel.cp=2"),
+    (DPO, "llama", "parallel.cp=2 parallel.tp=2"),
+    (DPO, "delta", "parallel.cp=2 parallel.cp_method=ulysses"),
+    (f"{DPO} objective.reference=copy", "llama", "parallel.cp=2"),
+    (f"{DPO} objective.reference=adapter", "lora", "parallel.cp=2 parallel.dp_shard=2"),
+    ("objective=orpo", "llama", "parallel.cp=2"),
+    ("objective=reward_model", "llama", "parallel.cp=2"),
+    ("objective=reward_model", "llama", "parallel.cp=2 parallel.tp=2"),
+    (KTO, "moe", "parallel.cp=2 parallel.ep=2"),
     (f"{DPO} objective.reference=copy", "llama", "parallel.dp_shard=2"),
     (f"{DPO} objective.reference=copy objective.loss_fn=ipo", "llama", "parallel.tp=2"),
     (f"{DPO} objective.reference=adapter", "lora", "parallel.dp_shard=2"),
@@ -48,7 +58,8 @@ CASES = [
     (f"{KTO} objective.reference=copy", "llama", "parallel.dp_shard=2"),
     (f"{KTO} objective.reference=adapter", "lora", "parallel.tp=2"),
 ]
-CI = [CASES[0], (KTO, "llama", PP2)]  # the first pass of a pipeline has more to get wrong with kto
+# The first pass of a pipeline has more to get wrong with kto.
+CI = [CASES[0], (DPO, "llama", "parallel.cp=2"), (KTO, "llama", PP2)]
 
 
 class Preferred(Tokens):

@@ -38,7 +38,17 @@ MOE = (
 FSDP2, TP2, CP2, PP2, EP2 = (f"parallel.{axis}=2" for axis in ("dp_shard", "tp", "cp", "pp", "ep"))
 TWO_EACH = "train.grad_accum_steps=2 parallel.reduce_gradients=micro_batch"
 FULL, SELECTIVE = (f"train.activation_checkpointing={mode}" for mode in ("full", "selective"))
+DELTA = (
+    "model.kinds={delta:{mixer:{schema:gated_delta_net,gdn_num_key_heads:2,gdn_num_value_heads:4,"
+    "gdn_key_head_dim:6,gdn_value_head_dim:10}}} model.layers=[delta,default]"
+)
+MAMBA = (
+    "model.kinds={mamba:{mixer:{schema:mamba2,ssm_num_heads:4,ssm_head_dim:6,ssm_state_size:10,"
+    "ssm_n_groups:2}}} model.layers=[mamba,default]"
+)
+CONV = "model.kinds={conv:{mixer:{schema:short_conv}}} model.layers=[conv,default]"
 CAPACITY, BATCH_SCOPE = "model.moe.capacity_factor=1.0", "model.moe.balance_scope=micro_batch"
+GATHERED = "parallel.ep_method=all_gather"
 COUNTED = "model.moe.gradient_scale=true model.moe.sequence_aux_loss_weight=0.1"
 CASES = [
     (2, f"{FSDP2} {TWO_EACH}"),
@@ -54,6 +64,11 @@ CASES = [
     (4, f"{GPT2} parallel.tp=4"),
     (2, f"{CP2} {FULL}"),
     (2, f"{CP2} parallel.cp_method=ulysses {FULL}"),
+    (4, f"parallel.cp=4 parallel.cp_method=ring {FULL}"),
+    (2, f"{CP2} parallel.cp_method=ring precision=bf16 train.grad_accum_steps=2"),
+    (2, f"{CP2} {DELTA} {FULL}"),
+    (4, f"{CP2} {TP2} {MAMBA} {SELECTIVE}"),
+    (2, f"{CP2} parallel.cp_method=ulysses {CONV} train.grad_accum_steps=2"),
     (2, f"{PP2} precision=bf16 precision.residual_dtype=fp32"),
     (4, f"{GPT2} {PP2} {FSDP2}"),
     (2, f"{PP2} parallel.pp_schedule=zbv_zero_bubble"),
@@ -64,6 +79,9 @@ CASES = [
     (4, f"{MOE} {EP2} {CP2} {SELECTIVE} {COUNTED}"),
     (4, f"{MOE} {EP2} {CP2} {BATCH_SCOPE} {CAPACITY}"),
     (4, f"{MOE} {PP2} {EP2}"),
+    (4, f"{MOE} {EP2} {TP2} {GATHERED} {FULL}"),
+    (4, f"{MOE} {EP2} {FSDP2} {GATHERED} {COUNTED} model.moe.shared_experts=0 {FULL}"),
+    (2, f"{MOE} {EP2} {GATHERED} {SELECTIVE} train.grad_accum_steps=2 parallel.ep_rows_factor=1.5"),
 ]
 
 

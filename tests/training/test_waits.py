@@ -9,12 +9,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from helpers.ranks import on_ranks
 from torch import Tensor
 from torch._dynamo.utils import counters
 from waits import Waits
 
+from forge.compose import composition
+from forge.parallel.mesh import make_mesh
+from forge.parallel.ranks import Ranks
 from forge.training.callbacks.every_step import BadSteps
 from forge.training.loop import Loop
+from forge.training.models import build_model
 
 STEPS = 4
 EACH = f"train.max_steps={STEPS} metrics.log_interval=100 eval=off checkpoint=off"
@@ -68,6 +73,24 @@ def test_a_step_between_logs_waits_for_nothing(assembled, options):
 def test_experts_in_a_loop_wait_in_each_layer_and_pass(assembled):
     found = waiting(assembled(EACH, FUSED, EXPERTS, "model.moe.kernel=loop")).found
     assert found["forge.looped_mm.default"] >= 2 * (STEPS - 2)
+
+
+@pytest.mark.parametrize(("method", "waits"), [("all_gather", False), ("all_to_all", True)])
+def test_gathered_tokens_reach_experts_without_a_wait(method, waits) -> None:
+    words = f"parallel.ep=2 parallel.ep_method={method} model.moe.kernel=grouped precision=fp32"
+    overrides = [*EXPERTS.split(), *words.split(), "run.num_processes=2", "run.device=cpu"]
+    config = composition.config(overrides).validate(world_size=2).config
+
+    def work(rank: int) -> None:
+        ranks = Ranks(rank=rank, size=2, mesh=make_mesh(config.parallel, "cpu"))
+        model = build_model(config, torch.device("cpu"), ranks)
+        text = torch.full((2, 16), rank)
+        for _ in range(2):  # the first pass also sets FSDP up
+            with Waits() as found:
+                model(text).square().mean().backward()
+        assert bool(found.found) is waits, found.found
+
+    on_ranks(2, work)
 
 
 PLANTED: dict[str, Callable[[Tensor], object]] = {

@@ -49,7 +49,10 @@ class Numbers:
 
     width: bytes of a number in matrix products. seq_len: tokens of a sequence. tp: ranks with
     shares of heads and widths. tokens_cut: ranks with shares of the tokens between layers. masked:
-    whether attention is given a mask.
+    whether attention is given a mask. passes_states: whether recurrent mixers read runs of tokens
+    of a sequence, and pass states on. keys: kept for a token of the rank, under context
+    parallelism. around: whether keys go round a ring, and neither repeated heads nor scores are
+    kept.
     """
 
     width: int
@@ -57,6 +60,9 @@ class Numbers:
     tp: int
     masked: bool = False
     tokens_cut: int = 1
+    passes_states: bool = False
+    keys: float = 1.0
+    around: bool = False
 
     def product(self, made: float, read: int, ranks: int = 0) -> Named:
         """Return the product of a matrix and a vector.

@@ -163,17 +163,23 @@ class MoE(Section):
         if self.beside_dense:
             yield from within("dense", model.feed_forward.tensors(model))
 
-    def kept(self, model: LayerShape, numbers: Numbers, *, rows: float) -> Kept | None:
+    def kept(
+        self, model: LayerShape, numbers: Numbers, *, rows: float, outputs: float | None = None
+    ) -> Kept | None:
         """Return the memory kept by a layer of experts for a token; None = unknown.
 
-        rows: computed by the experts for one token.
+        rows: of the experts for one token. outputs: rows of outputs kept; null = top_k.
         """
         width, hidden = numbers.width, -(-model.expert_hidden_dim // numbers.tp)
         others = self._others(model, numbers)
         if others is None:
             return None
         wide = width * rows * hidden
-        total = self.kept_around(model, numbers, rows=rows) + wide * copies(model) + others.all
+        total = (
+            self.kept_around(model, numbers, rows=rows, outputs=outputs)
+            + wide * copies(model)
+            + others.all
+        )
         computed = numbers.product(rows * hidden * numbers.tp, model.dim)
         tensors = dict.fromkeys(into(model, "moe_"), computed)
         output = Named(bytes=width * rows * model.dim, flops=computed.flops)
@@ -183,9 +189,11 @@ class MoE(Section):
         remade = wide * remade_copies(model) + others.remade
         return Kept(all=total, named=merge_tables(tensors, others.named), remade=remade)
 
-    def kept_around(self, model: LayerShape, numbers: Numbers, *, rows: float) -> float:
+    def kept_around(
+        self, model: LayerShape, numbers: Numbers, *, rows: float, outputs: float | None = None
+    ) -> float:
         """Return the memory kept around the layers of the mixture: inputs of router and experts,
-        and outputs of experts.
+        and outputs of experts. rows, outputs: as of `kept`.
 
         The inner layers are recomputed one by one, and their memory is left out.
         """
@@ -194,7 +202,7 @@ class MoE(Section):
         inputs = router_width
         if has_dense and router_width != numbers.width:  # the router reads a copy
             inputs += numbers.width
-        return model.dim * (numbers.width * (rows + self.top_k) + inputs)
+        return model.dim * (numbers.width * (rows + (outputs or self.top_k)) + inputs)
 
     def _others(self, model: LayerShape, numbers: Numbers) -> Kept | None:
         """Return the memory kept by shared experts, their gate, and a layer beside the experts."""
@@ -343,6 +351,15 @@ def router_gradient(model: LayerShape) -> Findings:
     """
     if model.moe.num_experts and model.moe.top_k == 1 and model.moe.norm_topk_prob:
         yield "model.moe.norm_topk_prob", "model.moe.norm_topk_prob=false"
+
+
+@rule("parallel.ep_rows", EXPERTS, "parallel.ep_rows_factor", "parallel.ep", "parallel.ep_method")
+def rows_for_experts(parallel: Parallel) -> Findings:
+    """parallel.ep_rows_factor is 0 or at least 1: with even load each rank of experts needs one
+    share.
+    """
+    if parallel.gathers_tokens and 0 < parallel.ep_rows_factor < 1:
+        yield "parallel.ep_rows_factor", "parallel.ep_rows_factor=2"
 
 
 @rule("moe.force_balance", EXPERTS, "model.moe.force_balance", warning=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def wide(x: Tensor) -> Tensor:
@@ -38,6 +40,25 @@ def causal_conv(
             part = part.where((places >= back - first).unsqueeze(-1), 0)
         output = output + part
     return output if bias is None else output + wide(bias), read[:, seq:]
+
+
+class Convolving(nn.Module):
+    """Base of mixers with causal convolutions. activated: whether SiLU follows these."""
+
+    activated = True
+
+    def convolve(
+        self,
+        inputs: Sequence[Tensor],
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
+        tails: Sequence[Tensor | None],
+        places: Tensor | None,
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Convolve each input; arguments and results as of `causal_conv`."""
+        apply = short_conv if self.activated else causal_conv
+        of_inputs = zip(inputs, weights, biases, tails, strict=True)
+        return [apply(x, conv, tail, places, bias) for x, conv, bias, tail in of_inputs]
 
 
 def short_conv(

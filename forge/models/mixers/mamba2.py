@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.mixers.mamba2 import Mamba2 as Mamba2Config
 from forge.models.cache import LayerCache
-from forge.models.mixers.causal_conv import short_conv, wide
+from forge.models.mixers.causal_conv import Convolving, wide
 from forge.models.mixers.state_space import Inputs, scan_chunks, scan_tokens
 from forge.models.norm import eps_for
 from forge.models.rope import Rotation
@@ -42,7 +42,7 @@ class GatedGroupNorm(nn.Module):
         return squares.expand(*squares.shape[:-1], self.group).flatten(-2)
 
 
-class Mamba2(nn.Module):
+class Mamba2(Convolving):
     """A state space (arXiv:2405.21060) over short convolutions of its inputs, with gated and
     normalised output, as in Granite 4 and Nemotron-H.
     """
@@ -83,15 +83,13 @@ class Mamba2(nn.Module):
         """
         # A tail of each convolution, for x, b and c, then the state.
         *tails, state = cache.held if cache is not None and cache.held else (None,) * 4
-        convs = (
-            (self.wx, self.conv_x, self.conv_x_bias),
-            (self.wb, self.conv_b, self.conv_b_bias),
-            (self.wc, self.conv_c, self.conv_c_bias),
+        convolved = self.convolve(
+            [self.wx(x), self.wb(x), self.wc(x)],
+            [self.conv_x, self.conv_b, self.conv_c],
+            [self.conv_x_bias, self.conv_b_bias, self.conv_c_bias],
+            tails,
+            places,
         )
-        convolved = [
-            short_conv(matrix(x), conv, tail, places, bias)
-            for (matrix, conv, bias), tail in zip(convs, tails, strict=True)
-        ]
         inner, b, c = (channels for channels, _ in convolved)
         inputs = self.inputs(inner, b, c, self.steps(x), places)
         heads, state = self.read(inputs, state)

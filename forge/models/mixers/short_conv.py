@@ -8,17 +8,18 @@ from torch import Tensor, nn
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.mixers.short_conv import ShortConv as ShortConvConfig
 from forge.models.cache import LayerCache
-from forge.models.mixers.causal_conv import causal_conv
+from forge.models.mixers.causal_conv import Convolving
 from forge.models.rope import Rotation
 
 KEPT_NAMES = {"wb": "query_proj", "wc": "key_proj", "wx": "value_proj", "wo": "out_proj"}
 """Names of the modules' outputs in `train.recompute`."""
 
 
-class ShortConv(nn.Module):
+class ShortConv(Convolving):
     """y = W_o (C * conv(B * X)), with B, C and X projections of the input; no activation."""
 
     kept_names = KEPT_NAMES
+    activated = False
 
     def __init__(self, section: DecoderConfig) -> None:
         super().__init__()
@@ -42,7 +43,8 @@ class ShortConv(nn.Module):
         """
         before = cache.held[0] if cache is not None and cache.held else None
         gated = self.wb(x) * self.wx(x)
-        mixed, tail = causal_conv(gated, self.conv, before, places, self.conv_bias)
+        taps, bias = [self.conv], [self.conv_bias]
+        ((mixed, tail),) = self.convolve([gated], taps, bias, [before], places)
         if cache is not None:
             cache.keep(x.shape[1], tail)
         return self.wo(self.wc(x) * mixed.to(x.dtype))

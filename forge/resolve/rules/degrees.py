@@ -129,6 +129,8 @@ def ulysses_heads(model: Decoder, parallel: Parallel) -> Findings:
     if cp == 1 or parallel.cp_method != "ulysses":
         return
     for _, layer in model.in_use():
+        if layer.mixer.recurrent:
+            continue
         heads, kv_heads = layer.n_heads // tp, max(layer.kv_heads // tp, 1)
         if layer.n_heads % tp == 0 and (heads % cp or kv_heads % cp):
             number = f"{heads} heads and {kv_heads} key/value heads"
@@ -136,21 +138,32 @@ def ulysses_heads(model: Decoder, parallel: Parallel) -> Findings:
             yield CP, message, "parallel.cp_method=all_gather"
 
 
-@rule("parallel.cp_recurrent", CP, "model.mixer", "model.kinds", "model.layers")
-def cp_recurrent(model: Decoder, parallel: Parallel) -> Findings:
-    """Context parallelism sends keys and values between ranks; the state of a recurrent mixer would
-    have each rank wait for those before it.
+@rule(
+    "parallel.cp_recurrent",
+    CP,
+    "parallel.cp_method",
+    "parallel.cp_load_balance",
+    "train.seq_len",
+    "model.mixer",
+    "model.kinds",
+    "model.layers",
+)
+def cp_recurrent(model: Decoder, parallel: Parallel, train: Train) -> Findings:
+    """Under context parallelism a recurrent mixer passes a state on, and the last tokens of a run
+    that a convolution reads: a run has as many.
     """
+    tokens = train.seq_len // (parallel.cp * parallel.runs_of_sequence)
     for layer_key, layer in model.in_use():
-        if parallel.cp > 1 and layer.mixer.recurrent and not layer.mixer.absent:
-            message = (
-                f"{layer_key}.mixer is a {layer.mixer.schema_name}, whose state goes through all"
-            )
-            yield (
-                CP,
-                f"{message} tokens in order: parallel.cp cannot cut a sequence.",
-                "parallel.cp=1",
-            )
+        if parallel.cp == 1 or not layer.mixer.recurrent or layer.mixer.absent:
+            continue
+        passed, mixer = layer.mixer.passed(layer, parallel.tp), f"{layer_key}.mixer"
+        if passed is None:
+            message = f"{mixer} is a {layer.mixer.schema_name}, which passes no state on."
+            yield CP, message, "parallel.cp=1"
+            return
+        if tokens < passed.tokens:
+            message = f"a convolution of {mixer} reads {passed.tokens} tokens before, and a run of"
+            yield CP, f"{message} a sequence has {tokens}.", "parallel.cp=1"
             return
 
 
@@ -188,10 +201,10 @@ def engram_layout(model: Decoder, parallel: Parallel) -> Findings:
 @rule("parallel.cp_kernel", CP, "parallel.cp_method", "model.sdpa_backend", warning=True)
 def cp_kernel(model: Decoder, parallel: Parallel) -> Findings:
     """With parallel.cp_method=all_gather torch chooses the kernel itself, but for the first part of
-    a sequence.
+    a sequence, and a ring has its own.
     """
-    gathered = parallel.cp > 1 and parallel.cp_method == "all_gather"
-    if gathered and model.sdpa_backend not in ("auto", "flash"):
+    chosen = parallel.cp > 1 and parallel.cp_method != "ulysses"
+    if chosen and model.sdpa_backend not in ("auto", "flash"):
         yield "model.sdpa_backend", "model.sdpa_backend=auto"
 
 

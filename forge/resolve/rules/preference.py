@@ -55,12 +55,15 @@ def pairs_stay_apart(data: Data, objective: Objective) -> Findings:
         yield "data.max_segments_per_seq", "data.max_segments_per_seq=0"
 
 
-@rule("objective.cp", "parallel.cp")
+@rule("objective.cp", "parallel.cp", "parallel.pp")
 def cp(objective: Objective, parallel: Parallel) -> Findings:
-    """The log-probability of a response is a sum over its tokens, which parallel.cp would spread
-    over ranks: it must be 1.
+    """Log-probabilities of responses are summed over parallel.cp ranks for preferences, outside of
+    a pipeline; other objectives on responses need parallel.cp=1.
     """
-    if parallel.cp > 1 and "" not in objective.compares:
+    if parallel.cp == 1 or "" in objective.compares:
+        return
+    summed = set(objective.compares) <= {"pairs", "labels"}
+    if not summed or parallel.pp > 1:
         yield "parallel.cp", "parallel.cp=1"
 
 

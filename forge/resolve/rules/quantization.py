@@ -48,6 +48,22 @@ def takes_none(model: Decoder, quantization: Quantized) -> Findings:
         yield "quantization.min_dim", message, f"{every}, or widths that are such multiples"
 
 
+@rule(
+    "parallel.ep_quantized",
+    "model.moe.num_experts",
+    "parallel.ep",
+    "parallel.ep_method",
+    "quantization.parts",
+    "quantization.exclude",
+)
+def rows_in_few_bits(model: Decoder, parallel: Parallel, quantization: Quantized) -> Findings:
+    """Scales of few bits are taken over all rows: with quantized experts parallel.ep_method is
+    all_to_all.
+    """
+    if parallel.gathers_tokens and any(t.of_experts for t in quantization.chosen(model)):
+        yield "parallel.ep_method", "parallel.ep_method=all_to_all"
+
+
 @rule("quantization.device", EMULATE, "run.device")
 def device_of_kernels(quantization: Emulated, run: Run) -> Findings:
     """Kernels of 8 bits and fewer are for NVIDIA GPUs; quantization.emulate=true has the same

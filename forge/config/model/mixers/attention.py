@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge.config.field import section
 from forge.config.model.activations import FP32, Kept, Named, Numbers
@@ -15,6 +15,9 @@ from forge.config.model.tensors import BIAS, TensorSpec, linear, norm
 from forge.config.model.window_pattern import LONG, SHORT
 from forge.config.rule import Findings, nearest_divisor, rule
 
+if TYPE_CHECKING:
+    from forge.config.parallel import Parallel
+
 
 @section
 class Attention(Mixer):
@@ -23,6 +26,7 @@ class Attention(Mixer):
     schema_name = "attention"
     reads_documents = True
     clips_qk = True
+    goes_round = True
     _target_: str = "forge.models.attention.Attention"
 
     def tensors(self, layer: LayerShape) -> Iterator[TensorSpec]:
@@ -71,10 +75,11 @@ class Attention(Mixer):
     def kept(self, layer: LayerShape, numbers: Numbers) -> Kept:
         heads, kv_heads = -(-layer.n_heads // numbers.tp), -(-layer.kv_heads // numbers.tp)
         of_heads, keys = numbers.width * layer.computed_head_dim, kv_heads
-        capped = layer.attn_logits_soft_cap > 0
-        if capped or numbers.masked or layer.seen(numbers.seq_len) < numbers.seq_len:
+        capped = layer.attn_logits_soft_cap > 0 and not numbers.around
+        spanned = numbers.masked or layer.seen(numbers.seq_len) < numbers.seq_len
+        if capped or (spanned and not numbers.around):
             keys = heads  # kernels with a mask read keys and values repeated for all heads
-        read = 2 * heads + 2 * keys + (heads + kv_heads if layer.qk_norm else 0)
+        read = 2 * heads + 2 * keys * numbers.keys + (heads + kv_heads if layer.qk_norm else 0)
         read += kv_heads if layer.value_embeddings else 0  # vectors of the tokens, for the gates
         scores = remade = 0.0
         if capped:  # no kernel: tanh and softmax, in 16 bits a copy; compiled the softmax alone
@@ -93,6 +98,24 @@ class Attention(Mixer):
             tensors["context"] = Named(bytes=heads * of_heads, flops=flops)
         tensors["out_proj"] = numbers.to_stream(layer.dim, layer.n_heads * layer.computed_head_dim)
         return Kept(all=of_heads * read + scores, named=tensors, remade=remade)
+
+
+@rule("parallel.cp_ring", "parallel.cp", "parallel.cp_method", "model.mixer", "model.kinds", MOBA)
+def cp_ring(model: LayerShape, parallel: Parallel) -> Findings:
+    """parallel.cp_method=ring merges softmaxes over parts of the keys: attention by itself, without
+    a choice among all keys.
+    """
+    if parallel.cp == 1 or parallel.cp_method != "ring":
+        return
+    for path, layer in model.in_use():
+        name, reason = layer.mixer.schema_name or layer.mixer._target_, ""
+        if not (layer.mixer.goes_round or layer.mixer.recurrent):
+            reason = f"{path}.mixer is {name}, whose scores forge does not know."
+        elif layer.moba:
+            reason = f"{path}.moba=true chooses among the blocks of all keys."
+        if reason:
+            yield "parallel.cp_method", reason, "parallel.cp_method=all_gather"
+            return
 
 
 @rule("model.heads", "model.dim", "model.n_heads", "model.head_dim")

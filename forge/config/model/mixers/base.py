@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from omegaconf import MISSING
 
@@ -27,6 +27,16 @@ OF_SCORES = (
 """Options of the scores of tokens, which a recurrent mixer has none of."""
 
 
+class Passed(NamedTuple):
+    """What context parallelism sends of a run of tokens of a sequence, beside attention: the last
+    `tokens`, of `channels` numbers each, and `numbers` of the state.
+    """
+
+    tokens: int
+    channels: int
+    numbers: int
+
+
 @section
 class Mixer(Section):
     """What tokens learn of those before them with. The target is built with the section of its
@@ -37,12 +47,15 @@ class Mixer(Section):
     clips_qk: whether its target has `of_heads`, which QK-Clip scales. recurrent: whether it reads
     tokens in their order into a state: it has no keys that other tokens could read, and where
     documents share a row it is given the places of tokens in them instead of scores.
+    goes_round: whether its target has the scale, cap, window and chunk of a softmax over scores,
+    which a ring of ranks computes part by part.
     absent: whether the block has no mixer at all. layer: that section, in each of the methods.
     """
 
     unread: ClassVar[tuple[str, ...]] = ()
     reads_documents: ClassVar[bool] = False
     clips_qk: ClassVar[bool] = False
+    goes_round: ClassVar[bool] = False
     recurrent: ClassVar[bool] = False
     absent: ClassVar[bool] = False
     _target_: str = MISSING
@@ -65,6 +78,10 @@ class Mixer(Section):
         tp must divide the first number; several ranks may share one head of the others.
         """
         return {"n_heads": layer.n_heads, "n_kv_heads": layer.kv_heads}
+
+    def passed(self, layer: LayerShape, tp: int) -> Passed | None:
+        """Return the numbers passed on by a recurrent mixer; None = context parallelism cannot."""
+        return None
 
     def cached(self, layer: LayerShape, tp: int) -> int:
         """Return the values of a token that a rank keeps while it writes on; 0 = a state alone."""

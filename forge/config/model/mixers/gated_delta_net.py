@@ -9,7 +9,7 @@ from typing import Any
 from forge.config.field import opt, section
 from forge.config.model.activations import FP32, Kept, Numbers
 from forge.config.model.layer import LayerShape
-from forge.config.model.mixers.base import OF_HEADS, OF_SCORES, Mixer
+from forge.config.model.mixers.base import OF_HEADS, OF_SCORES, Mixer, Passed
 from forge.config.model.tensors import BIAS, NORM, LogUniform, TensorSpec, linear, norm
 from forge.config.rule import Findings, nearest_divisor, rule
 
@@ -101,6 +101,12 @@ class GatedDeltaNet(Mixer):
         head = chunk * value + 3 * key * value + chunk * (key + value) // 2
         return 6 * (2 * chunk * self.key_width + self.gdn_num_value_heads * head)
 
+    def passed(self, layer: LayerShape, tp: int) -> Passed:
+        heads, key_heads = -(-self.gdn_num_value_heads // tp), -(-self.gdn_num_key_heads // tp)
+        key, value = self.gdn_key_head_dim, self.gdn_value_head_dim
+        channels = 2 * key_heads * key + heads * value
+        return Passed(self.gdn_conv_kernel_dim - 1, channels, heads * key * (key + value))
+
     def kept(self, layer: LayerShape, numbers: Numbers) -> Kept:
         """Return the memory kept with the products of torch, all in fp32.
 
@@ -114,6 +120,8 @@ class GatedDeltaNet(Mixer):
         # Convolved, activated and cut into chunks; normed; and the products of chunks and states.
         in_fp32 = 3 * (2 * keys + values) + 2 * keys + 2 * chunk * key_heads
         in_fp32 += heads * (4 * chunk + 2 * value + 3 * key + key * value / chunk)
+        if numbers.passes_states:  # as many columns more as a key has, and their output
+            in_fp32 += heads * key * (3 + key / chunk)
         gate = (4 * width + FP32) * values
         wide = {"query_proj": keys, "key_proj": keys, "value_proj": values}
         wide["gdn_gates"] = values + 2 * heads

@@ -8,7 +8,7 @@ from typing import Any
 from forge.config.field import opt, section
 from forge.config.model.activations import FP32, Kept, Numbers
 from forge.config.model.layer import LayerShape
-from forge.config.model.mixers.base import OF_HEADS, OF_SCORES, Mixer
+from forge.config.model.mixers.base import OF_HEADS, OF_SCORES, Mixer, Passed
 from forge.config.model.tensors import BIAS, NORM, LogUniform, TensorSpec, Uniform, linear, norm
 from forge.config.rule import Findings, nearest_divisor, rule
 
@@ -96,6 +96,12 @@ class Mamba2(Mixer):
         head = chunk * self.ssm_head_dim + 2 * self.ssm_state_size * self.ssm_head_dim
         return 6 * (chunk * self.state_width + self.ssm_num_heads * head)
 
+    def passed(self, layer: LayerShape, tp: int) -> Passed:
+        heads, groups = -(-self.ssm_num_heads // tp), -(-self.ssm_n_groups // tp)
+        state = self.ssm_state_size * self.ssm_head_dim
+        channels = heads * self.ssm_head_dim + 2 * groups * self.ssm_state_size
+        return Passed(self.ssm_conv_kernel_dim - 1, channels, heads * (1 + state))
+
     def kept(self, layer: LayerShape, numbers: Numbers) -> Kept:
         """Return the memory kept by the products in chunks, all in fp32."""
         width, tp, state = numbers.width, numbers.tp, self.ssm_state_size
@@ -105,6 +111,8 @@ class Mamba2(Mixer):
         # Convolved and activated; cut into chunks; scores of groups and of heads; states.
         in_fp32 = 3 * (inner + 2 * written) + 3 * inner + groups * chunk
         in_fp32 += heads * (2 * chunk + 2 * state + 2 * state * self.ssm_head_dim / chunk)
+        if numbers.passes_states:
+            in_fp32 += 2 * inner + written + heads
         in_fp32 += 4 * inner  # the gate, what it multiplies, and the norm of their product
         wide = {"query_proj": written, "key_proj": written, "value_proj": inner}
         wide["gdn_gates"] = inner + heads

@@ -22,6 +22,7 @@ class MLA(Indexed, Mixer):
     schema_name = "mla"
     reads_documents = True
     clips_qk = True
+    goes_round = True
     unread = (*OF_HEADS, "bias")
     _target_: str = "forge.models.mla.MLA"
     q_lora_rank: int = opt(0, "width of the latent of queries; 0 = made of the token itself", ge=0)
@@ -86,7 +87,8 @@ class MLA(Indexed, Mixer):
         qk, v = self.qk_head_dim, self.v_head_dim
         key_value_width = self.qk_nope_head_dim + v
         latents = 2 * (self.q_lora_rank + self.kv_lora_rank)  # before and after their norms
-        read = latents + heads * (2 * qk + key_value_width + v)
+        keys = qk + key_value_width if numbers.keys == 1 else numbers.keys * (qk + v)
+        read = latents + heads * (qk + v + keys)
         of_indexer = self.indexer_kept(numbers) if self.use_indexer else 0
         dim, latent = layer.dim, self.q_lora_rank
         tensors = {"query_wa_proj": numbers.product(latent, dim, 1)} if latent else {}

@@ -8,7 +8,7 @@ from typing import Any
 from forge.config.field import opt, section
 from forge.config.model.activations import FP32, Kept, Numbers
 from forge.config.model.layer import LayerShape
-from forge.config.model.mixers.base import OF_HEADS, OF_SCORES, Mixer
+from forge.config.model.mixers.base import OF_HEADS, OF_SCORES, Mixer, Passed
 from forge.config.model.tensors import BIAS, NORM, TensorSpec, Uniform, linear
 
 
@@ -42,6 +42,9 @@ class ShortConv(Mixer):
         for name in ("wb", "wc", "wx"):
             yield from linear(name, dim, dim, bias=bias, **cut)
         yield from linear("wo", dim, dim, part="attention", tp=1, bias=bias, residual=True)
+
+    def passed(self, layer: LayerShape, tp: int) -> Passed:
+        return Passed(self.conv_kernel_dim - 1, -(-layer.dim // tp), 0)
 
     def kept(self, layer: LayerShape, numbers: Numbers) -> Kept:
         """Return the memory kept: the three projections, what is convolved, in fp32, and the two

@@ -50,7 +50,7 @@ def total_norm(
     # A single all-reduce for the squares of each replica and `also`.
     number, count = replicas
     sums = torch.zeros(count + 1, dtype=widest(like.device), device=like.device)
-    sums[count] = also
+    sums[count].fill_(also)  # a number that is assigned is copied from the host, and waits
     sums[number] = own
     if spread:
         dist.all_reduce(sums)

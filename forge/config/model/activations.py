@@ -49,7 +49,7 @@ class Numbers:
 
     width: bytes of a number in matrix products. seq_len: tokens of a sequence. tp: ranks with
     shares of heads and widths. tokens_cut: ranks with shares of the tokens between layers. masked:
-    whether attention is given a mask.
+    whether attention is given a mask. normed: whether RMSNorm keeps its normalised input too.
     """
 
     width: int
@@ -57,6 +57,12 @@ class Numbers:
     tp: int
     masked: bool = False
     tokens_cut: int = 1
+    normed: bool = False
+
+    @property
+    def of_norm(self) -> int:
+        """Tensors kept by an RMSNorm with a weight."""
+        return 2 if self.normed else 1
 
     def product(self, made: float, read: int, ranks: int = 0) -> Named:
         """Return the product of a matrix and a vector.

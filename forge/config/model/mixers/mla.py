@@ -90,10 +90,10 @@ class MLA(Indexed, Mixer):
         key_value_width = self.qk_nope_head_dim + v
         # before and after their norms
         latents = (1 + numbers.of_norm) * (self.q_lora_rank + self.kv_lora_rank)
-        copied = 0
+        copied, out = 0, v
         read = latents + heads * (2 * qk + key_value_width + v)
         if v < qk and layer.sdpa_backend in PADDING:  # values are padded to the width of keys
-            copied = heads * v
+            copied, out = heads * v, qk
             read = latents + heads * 4 * qk + copied
         of_indexer = self.indexer_kept(numbers) if self.use_indexer else 0
         dim, latent = layer.dim, self.q_lora_rank
@@ -102,7 +102,9 @@ class MLA(Indexed, Mixer):
             "mla_q": numbers.product(heads * qk * numbers.tp, latent or dim),
             "kv_wa_proj": numbers.product(self.kv_lora_rank + self.qk_rope_head_dim, dim, 1),
             "mla_kv": numbers.product(heads * key_value_width * numbers.tp, self.kv_lora_rank),
-            "context": Named(bytes=width * heads * v, flops=self.flops(layer, numbers.seq_len) / 3),
+            "context": Named(
+                bytes=width * heads * out, flops=self.flops(layer, numbers.seq_len) / 3
+            ),
             "out_proj": numbers.to_stream(dim, layer.n_heads * v),
         }
         if v > qk:  # no kernel but cuDNN's takes such values

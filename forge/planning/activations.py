@@ -155,9 +155,8 @@ class Activations:
             held += Held(device=self._of_memories())
         held = held * self.in_flight(stage)
         if stage.last:
-            streams = self.model.mhc_expansion_rate
-            normed = self.residual if self.normed else 0
-            held += Held(device=(streams * self.residual + normed + self.width) * self.model.dim)
+            stream = self.residual + (self.residual if self.normed else 0)
+            held += Held(device=(stream + self.width) * self.model.dim)
             held += Held(device=self.beside.of_head(self.numbers, self.tokens))
             held += self._further()
         return held * self.tokens

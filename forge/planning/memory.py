@@ -219,7 +219,9 @@ class _OfRank:
         """
         trained, whole = self._trained(), self.whole
         shards = max(self.config.parallel.fsdp, 1)
-        parts = {"gathered weights": self._gathered("two_blocks")}
+        # In a block with others before it the next one is on its way.
+        here = "two_blocks" if len(self.share.layers) > 2 else "block"
+        parts = {"gathered weights": self._gathered(here)}
         parts["activations"] = self._block()
         parts["gradients inside a block"] = self._inside_block()
         if self.config.train.optimizer_in_backward:
@@ -229,11 +231,16 @@ class _OfRank:
         in_block = sum(parts.values())
         if present + in_block < whole:  # the gradients of all need more than any block
             return {self.gradients: whole}
-        parts |= self._gradients_of(trained.block, before)
+        parts |= self._gradients_of(trained.block, before, half=True)
         return parts | {self.gradients: present}
 
-    def _gradients_of(self, values: int, before: Mapping[str, int]) -> dict[str, int]:
-        """Gradients of some parameters: with FSDP as backward gives them, and copies to reduce."""
+    def _gradients_of(
+        self, values: int, before: Mapping[str, int], *, half: bool = False
+    ) -> dict[str, int]:
+        """Gradients of some parameters: with FSDP as backward gives them, and copies to reduce.
+
+        half: of the former half are there.
+        """
         shards, block = max(self.config.parallel.fsdp, 1), self._trained().block
         parts = dict(before)
         parts[self.gradients] = min(
@@ -242,8 +249,10 @@ class _OfRank:
         if self.fsdp:
             kind = self.unreduced_kind
             copied = 0 if "unreduced gradients (fp32)" in before else BYTES[kind]
-            name, of_parameter = f"unreduced gradients ({kind})", self.width + copied
-            parts[name] = before.get(name, 0) + of_parameter * max(values, block)
+            name, most = f"unreduced gradients ({kind})", max(values, block)
+            # The copy of the block before is being reduced while this block makes its own.
+            fresh = most // 2 if half else most
+            parts[name] = before.get(name, 0) + self.width * fresh + copied * most
         return parts
 
     def _kept(self) -> dict[str, int]:

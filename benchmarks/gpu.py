@@ -94,7 +94,7 @@ PRESETS = {  # whole experiments, and models cut down to a few layers to fit
     "gated delta nets": f"model=qwen3_next_80b_a3b model.n_layers=4 train.batch_size=1 {LARGE}",
     "Muon": f"model=llama3_2_1b {LLAMA} {CHUNKED} optimizer=muon train.batch_size=4",
     "DPO": "model=llama3_2_1b train=long train.seq_len=2048 train.batch_size=4 precision=bf16 "
-    f"{PLANS['E']} objective=dpo data=preference_demo",
+    f"{PLANS['E']} objective=dpo data=preference_demo tokenizer=bytes",
 }
 WITH_CUDA = (
     *("tests/training/test_cuda.py", "tests/training/test_cuda_kernels.py"),

@@ -243,7 +243,8 @@ def generation(options: argparse.Namespace) -> dict[str, Any]:
     words = "model=llama3_8b precision=bf16 tokenizer=bytes data=synthetic eval=off checkpoint=off"
     length, number, rows = 512, 128, (1, 32)
     if options.tiny:
-        words, (length, number, rows) = f"{OF_TINY} tokenizer=bytes data=synthetic", (16, 8, (1, 2))
+        words = f"{OF_TINY} tokenizer=bytes data=synthetic train.seq_len=32"
+        length, number, rows = 16, 8, (1, 2)
     words += f" run.device={options.device.type}"
     config = cli.resolved(words.split())[1].config
     dtype = torch.float32 if options.tiny else torch.bfloat16

@@ -38,6 +38,8 @@ OF_BLOCK = 0.4
 """Gradients of activations inside a block, over what the block keeps: measured."""
 OF_BLOCK_AGAIN = 0.5
 """The same of a block that runs again, which keeps what backward else makes again: measured."""
+WORKSPACES = 64 << 20
+"""Bytes that cuBLAS and cuBLASLt have for themselves on Hopper: measured."""
 FRAGMENTED = 1.03
 """Memory reserved by the allocator for a stream, over what was allocated; measured: 1.00-1.12."""
 
@@ -170,6 +172,7 @@ class _OfRank:
         kinds = {self.model.kind_of(layer).name for layer in self.share.layers}
         rotary = [layer.rotary_dim for layer in map(self.model.of_kind, kinds) if layer.is_rotary]
         parts = {"rotary tables": 2 * FP32 * sum(rotary) * self.model.max_seq_len}
+        parts["workspaces of cuBLAS"] = WORKSPACES if config.run.device == "cuda" else 0
         if config.adapter.packed_format:
             on_cuda = config.run.device == "cuda"
             unpacked = partial(config.adapter.unpacked_bytes, width=self.width, cuda=on_cuda)

@@ -209,12 +209,18 @@ class _OfRank:
         return parts
 
     def _backward_begins(self, before: Mapping[str, int]) -> dict[str, int]:
-        """Parts as the first blocks of the backward pass, and the head, have gradients."""
-        parts = {"gathered weights": self._gathered("two_blocks")} | self._kept()
+        """Parts as the head's gradient is reduced, or in the first block of the backward pass beside
+        that reduction: the larger sum. The block's own gradients come as its activations go.
+        """
+        ends = self._trained().outside_at_once
+        at_head = {"gathered weights": self._gathered("outside_at_once")} | self._kept()
+        at_head |= self._gradients_of(ends, before)
+        parts = {"gathered weights": self._gathered("block")} | self._kept()
         if self.activations.recomputes_last(self.stage):
             parts["activations"] = parts.get("activations", 0) + self._block()
         parts["gradients inside a block"] = self._inside_block()
-        return parts | self._gradients_of(self._trained().outside_at_once, before)
+        parts |= self._gradients_of(ends, before, fresh=0.0)
+        return max(at_head, parts, key=lambda one: sum(one.values()))
 
     def _backward_ends(self, before: Mapping[str, int]) -> dict[str, int]:
         """Parts in the last block of the backward pass, whose own gradients are half there; the
@@ -234,17 +240,17 @@ class _OfRank:
         in_block = sum(parts.values())
         if present + in_block < whole:  # the gradients of all need more than any block
             return {self.gradients: whole}
-        parts |= self._gradients_of(trained.block, before, half=True)
+        parts |= self._gradients_of(trained.block, before, fresh=0.5)
         return parts | {self.gradients: present}
 
     def _gradients_of(
-        self, values: int, before: Mapping[str, int], *, half: bool = False
+        self, values: int, before: Mapping[str, int], *, fresh: float = 1.0
     ) -> dict[str, int]:
         """Gradients of some parameters: with FSDP as backward gives them, and copies to reduce.
 
-        half: of the former half are there.
+        fresh: the share of the former that is there; copies are held until the next reduction.
         """
-        shards, block = max(self.config.parallel.fsdp, 1), self._trained().block
+        shards = max(self.config.parallel.fsdp, 1)
         parts = dict(before)
         parts[self.gradients] = min(
             self.whole, before.get(self.gradients, 0) + self.weight * -(-values // shards)
@@ -252,10 +258,8 @@ class _OfRank:
         if self.fsdp:
             kind = self.unreduced_kind
             copied = 0 if "unreduced gradients (fp32)" in before else BYTES[kind]
-            name, most = f"unreduced gradients ({kind})", max(values, block)
-            # The copy of the block before is being reduced while this block makes its own.
-            fresh = most // 2 if half else most
-            parts[name] = before.get(name, 0) + self.width * fresh + copied * most
+            name, of_parameter = f"unreduced gradients ({kind})", self.width * fresh + copied
+            parts[name] = before.get(name, 0) + round(of_parameter * values)
         return parts
 
     def _kept(self) -> dict[str, int]:

@@ -209,8 +209,8 @@ class _OfRank:
         return parts
 
     def _backward_begins(self, before: Mapping[str, int]) -> dict[str, int]:
-        """Parts as the head's gradient is reduced, or in the first block of the backward pass beside
-        that reduction: the larger sum. The block's own gradients come as its activations go.
+        """Parts as the head's gradient is reduced, or in the first block of the backward pass and
+        that reduction, whichever is more. The block's own gradients come as its activations go.
         """
         ends = self._trained().outside_at_once
         at_head = {"gathered weights": self._gathered("outside_at_once")} | self._kept()

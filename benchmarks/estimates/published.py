@@ -109,8 +109,8 @@ def report(rows: list[Compared]) -> Iterator[str]:
         errors = [row.error for row in held_out if ("tp=" in row.figure.words) == several]
         yield f"With {name} the median error is {median(errors):+.1%} ({len(errors)} figures)."
     yield (
-        "\nKempnerForge's collectives of tp are counted as its trace has them, nearly twice those of"
-        " forge: `published_figures.py`.\n[calibration.md](calibration.md) has the error with"
+        "\nKempnerForge's collectives of tp are counted as its trace has them, nearly twice those"
+        " of forge: `published_figures.py`.\n[calibration.md](calibration.md) has the error with"
         " constants that were fitted without the project that is tested.\n"
     )
     yield "| set | figures | median error | pairs in order | of the same model |"

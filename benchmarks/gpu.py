@@ -93,6 +93,8 @@ PRESETS = {  # whole experiments, and models cut down to a few layers to fit
     "MLA": f"model=deepseek2_16b model.n_layers=6 train.batch_size=2 {LARGE}",
     "gated delta nets": f"model=qwen3_next_80b_a3b model.n_layers=4 train.batch_size=1 {LARGE}",
     "Muon": f"model=llama3_2_1b {LLAMA} {CHUNKED} optimizer=muon train.batch_size=4",
+    "DPO": "model=llama3_2_1b train=long train.seq_len=2048 train.batch_size=4 precision=bf16 "
+    f"{PLANS['E']} objective=dpo data=preference_demo tokenizer=bytes",
 }
 WITH_CUDA = (
     *("tests/training/test_cuda.py", "tests/training/test_cuda_kernels.py"),
@@ -116,11 +118,17 @@ class Case:
     words: tuple[str, ...]
     trains: bool = False
 
+    @property
+    def is_chunked(self) -> bool:
+        """Whether its objective may take the loss in chunks."""
+        return "objective=dpo" not in self.words
+
     def command(self, device: str, tiny: bool, file: Path) -> list[str]:
         if not self.trains:
             script = [sys.executable, str(HERE / "gpu_cases.py"), *self.words]
             return [*script, "--device", device, "--out", str(file), *["--tiny"] * tiny]
-        words = [*self.words, *shlex.split(TINY if tiny else f"run.device={device}")]
+        small = [word for word in shlex.split(TINY) if self.is_chunked or "chunk" not in word]
+        words = [*self.words, *(small if tiny else [f"run.device={device}"])]
         if tiny and any(word.startswith("quantization=") for word in words):
             words += ["quantization.min_dim=16", "quantization.emulate=true"]
         numbers = shlex.split(TINY_BENCH if tiny else BENCH)
@@ -147,6 +155,7 @@ def cases() -> Iterator[Case]:
     for name, text in PRESETS.items():
         words = tuple(shlex.split(text))
         yield Case(phase="presets", name=name, seconds=200, words=words, trains=True)
+    yield Case(phase="generation", name="8b in bf16", seconds=150, words=("generation",))
     for kernel in ("loop", "grouped"):
         words = ("experts", "--kernel", kernel)
         yield Case(phase="experts", name=f"products by {kernel}", seconds=60, words=words)

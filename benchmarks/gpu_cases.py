@@ -25,11 +25,14 @@ import forge
 from forge import cli
 from forge.models.init import init_weights
 from forge.models.plain import make_model
+from forge.models.sampling import How, continue_rows
 from forge.models.sdpa import CUDNN_FIRST, causal_attention
 from forge.objectives.cross_entropy import cross_entropy
+from forge.parallel.ranks import Ranks
 from forge.rundir import directory
 from forge.training.build import build_loop
 from forge.training.build_session import build_session
+from forge.training.models import build_model
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHAPES = {"attention": (4096, 6144), "up": (4096, 28672), "down": (14336, 4096)}
@@ -233,6 +236,35 @@ def stepped(words: str, options: argparse.Namespace) -> tuple[list[float], dict[
     return taken, {number: loss.item() for number, loss in losses.items()}, sum(saved)
 
 
+def generation(options: argparse.Namespace) -> dict[str, Any]:
+    """Tokens a second of 8 billion parameters that continue 1 and 32 prompts of 512 tokens by 128,
+    and of reading the prompts, in bf16 with random weights.
+    """
+    words = "model=llama3_8b precision=bf16 tokenizer=bytes data=synthetic eval=off checkpoint=off"
+    length, number, rows = 512, 128, (1, 32)
+    if options.tiny:
+        words = f"{OF_TINY} tokenizer=bytes data=synthetic train.seq_len=32"
+        length, number, rows = 16, 8, (1, 2)
+    words += f" run.device={options.device.type}"
+    config = cli.resolved(words.split())[1].config
+    dtype = torch.float32 if options.tiny else torch.bfloat16
+    model: Any = build_model(config, options.device, Ranks(), dtype, filled=False).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.02)
+    found: dict[str, Any] = {}
+    for several in rows:
+        prompts = [[1 + (i + at) % 256 for at in range(length)] for i in range(several)]
+
+        def continued(tokens: int, prompts: list[list[int]] = prompts) -> None:
+            continue_rows(model, prompts, tokens, How(), options.device, range(len(prompts)))
+
+        first = timed(lambda: continued(1), options.device, times=3)
+        every = timed(lambda: continued(number), options.device, times=3)
+        found[f"x{several} read tokens/s"] = round(several * length / first)
+        found[f"x{several} written tokens/s"] = round(several * (number - 1) / (every - first))
+    return found
+
+
 def tests(options: argparse.Namespace) -> dict[str, Any]:
     """The tests that only a GPU can pass."""
     if importlib.util.find_spec("pytest") is None:
@@ -246,7 +278,9 @@ def tests(options: argparse.Namespace) -> dict[str, Any]:
 
 CASES: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     one.__name__: one
-    for one in (copy, products, fp8_products, sdpa, parity, experts, checkpoint, tests)
+    for one in (
+        *(copy, products, fp8_products, sdpa, parity, experts, checkpoint, generation, tests),
+    )
 }
 
 

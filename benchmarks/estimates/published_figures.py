@@ -41,12 +41,20 @@ class Figure:
     published: float
     unit: str = "tokens/s"
     fitted: bool = False
+    tp_calls: float = 1.0
+    """Its collectives of tp over those of forge in the same layout."""
 
     @property
     def overrides(self) -> str:
         return f"{MODELS[self.model]} {self.words}"
 
 
+SEPARATE_GATHERS, SEPARATE_SUMS = 20 / 11, 8 / 5
+"""KempnerForge gathers the input of each of five products (q, k, v, gate, up) by itself, and sums
+their gradients so: 12 gathers and 8 reductions a block with recomputation, where forge has 6 and 5.
+Its trace of 24 GPUs (benchmarks/profiling/13b_24gpu_profiling.md) has 9,679 and 6,420 calls for 800
+blocks. In pipelines it sums whole hidden states, 8 times a block for forge's 5.
+"""
 BF16 = "precision.param_dtype=bf16 precision.master_weights=false optimizer.mu_dtype=bf16"
 BF16 = f"{BF16} optimizer.nu_dtype=bf16"
 
@@ -63,13 +71,17 @@ def _kempner(
 ) -> Figure:
     """rate: tokens a second of all GPUs."""
     degrees = " ".join(f"parallel.{word}" for word in layout.split())
+    tp_calls = SEPARATE_GATHERS if "tp=" in layout else 1.0
+    if "pp=" in layout:
+        tp_calls, more = SEPARATE_SUMS, f"{more} parallel.sequence_parallel=false"
     words = (
         f"plan.device=h200 plan.gpus_per_node=4 plan.world_size={ranks} train.seq_len=4096"
         f" train.activation_checkpointing=full train.batch_size={batch}"
         f" train.grad_accum_steps={accumulated} {degrees} {more} parallel.layout=given"
         f" parallel.loss_parallel=false {BF16}"
     )
-    return Figure(name, f"{model} {layout or 'one device'}", model, words, rate / ranks)
+    what = f"{model} {layout or 'one device'}"
+    return Figure(name, what, model, words, rate / ranks, tp_calls=tp_calls)
 
 
 EAGER = "train.compile_model=false"

@@ -51,7 +51,8 @@ class Device:
 # memory: torch.cuda.OutOfMemoryError of users. bandwidth, peak, nvlink, units: the data
 # sheets and architecture white papers of NVIDIA (A100, H100, H200, HGX B200, L40S, A10, Ada and
 # RTX Blackwell), dense: figures with 2:4 sparsity are halved. sustained: H200 0.79 was measured
-# (769 to 798 TFLOP/s at 8,192^3); A100 and H100 are of the benchmark of achievable products in
+# (769 to 798 TFLOP/s at 8,192^3) on a cool card; 0.75 is a twentieth less, within training, as
+# benchmarks/results/calibration.md fits; A100 and H100 are of the benchmark of products in
 # github.com/stas00/ml-engineering, less a tenth for H100, whose figure there is of its best shape;
 # H100 at 500 W is fitted to two figures of torchtitan, as docs/planning.md says; the others are
 # guesses. network: DGX A100 (8 * 200 Gbit/s), DGX H100, H200 and B200 (8 * 400), OVX L40S
@@ -81,7 +82,7 @@ DEVICES = {
     "h100": Device(memory=int(79.1 * GIB), bandwidth=3.35 * T, sustained=0.72, **_H100),
     # SXM of 96 GB at 500 W, the GPU of torchtitan's measurements
     "h100_500w": Device(memory=int(94.5 * GIB), bandwidth=2.4 * T, sustained=0.52, **_H100),
-    "h200": Device(memory=int(139.8 * GIB), bandwidth=4.8 * T, sustained=0.79, **_H100),
+    "h200": Device(memory=int(139.8 * GIB), bandwidth=4.8 * T, sustained=0.75, **_H100),
     "b200": Device(
         capability=(10, 0),
         memory=int(178.3 * GIB),

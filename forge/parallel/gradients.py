@@ -50,7 +50,8 @@ def total_norm(
     # A single all-reduce for the squares of each replica and `also`.
     number, count = replicas
     sums = torch.zeros(count + 1, dtype=widest(like.device), device=like.device)
-    sums[count] = also
+    if also:  # assigned, the number would be copied from the host, and wait
+        sums[count].fill_(also)
     sums[number] = own
     if spread:
         dist.all_reduce(sums)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from forge.config.model.activations import FP32, INT64, Kept, Named, Numbers, merge_tables
 from forge.config.model.decoder import Decoder, Kind
 from forge.config.model.document_attention import in_blocks
+from forge.config.model.tensors import NORM
+from forge.config.optimizers.param_groups import trained
 from forge.config.parallel import V_SCHEDULE, Parallel
 from forge.config.precision import BYTES
 from forge.config.recompute import INPUT, LAST, OFFLOAD, ROUTER
@@ -97,7 +99,7 @@ class Activations:
 
     def __init__(self, config: Config, model: Decoder) -> None:
         self.config, self.model = config, model
-        train, parallel = config.train, config.parallel
+        train, parallel, is_trained = config.train, config.parallel, trained(config)
         self.width = BYTES[config.precision.mixed_precision]
         self.microbatches = parallel.pp_microbatches or 1 if parallel.pp > 1 else 1
         self.sequences = train.batch_size * config.objective.rows
@@ -108,6 +110,12 @@ class Activations:
         self.residual = 2 if narrow else FP32
         self.cut = parallel.tp if parallel.sequence_parallel else 1
         self.beside = Beside(config, model, _rows_of_token(config, model, self.sequences))
+        # On a CPU torch's RMSNorm is written out: its weight's gradient reads the normalised input.
+        self.normed = (
+            config.run.device == "cpu"
+            and model.norm_type == "rmsnorm"
+            and any(t.role == NORM and is_trained(t.name) for t in model.outside()[1])
+        )
         self.numbers = Numbers(
             width=self.width,
             seq_len=train.seq_len,
@@ -117,6 +125,7 @@ class Activations:
             passes_states=parallel.cp > 1,
             keys=parallel.kept_keys,
             around=parallel.cp > 1 and parallel.cp_method == "ring",
+            normed=self.normed and not train.compile_model,
         )
         self.block = functools.cache(self._block)
 
@@ -150,8 +159,8 @@ class Activations:
             held += Held(device=self._of_memories())
         held = held * self.in_flight(stage)
         if stage.last:
-            streams = self.model.mhc_expansion_rate
-            held += Held(device=(streams * self.residual + self.width) * self.model.dim)
+            stream = self.residual + (self.residual if self.normed else 0)
+            held += Held(device=(stream + self.width) * self.model.dim)
             held += Held(device=self.beside.of_head(self.numbers, self.tokens))
             held += self._further()
         return held * self.tokens
@@ -256,7 +265,8 @@ class Activations:
     def _norms(self, layer: Decoder) -> int:
         """Bytes of the inputs of norms before a layer of a block, and after."""
         before, after = bool(layer.norms_before), bool(layer.norms_after)
-        return layer.dim * (self.residual * before + self.numbers.width * after)
+        of_norm = self.numbers.of_norm if layer.norm_with_scale else 1
+        return layer.dim * of_norm * (self.residual * before + self.numbers.width * after)
 
     def _remade(self, mixer: Kept, last: Kept, entering: int) -> float:
         """Bytes that a compiled block computes again.

@@ -14,6 +14,7 @@ from forge.config.devices import Device
 from forge.config.parallel import Parallel
 from forge.planning.calibration import (
     BASE,
+    LONE,
     MESSAGE,
     NETWORK,
     NVLINK,
@@ -28,14 +29,20 @@ ORDER = ("pp", "dp_replicate", "dp_shard", "cp", "ep", "tp")
 """Axes of the mesh, slowest first: `forge.parallel.mesh`."""
 PCIE_BELOW = 64e9
 """Bytes a second between GPUs: PCIe below, NVLink from here on."""
+PAIRWISE = 4
+"""GPUs of a machine whose NVLinks join pairs, as HGX boards of four do; eight have a switch."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """A group of communicating ranks: number of ranks, and of ranks in one node."""
+    """A group of communicating ranks: number of ranks, and of ranks in one node.
+
+    gpus_per_node: of the machine; 0 = not known.
+    """
 
     size: int
     in_node: int
+    gpus_per_node: int = 0
 
     @property
     def nodes(self) -> int:
@@ -51,7 +58,7 @@ def group(parallel: Parallel, axes: tuple[str, ...], gpus_per_node: int) -> Grou
             size *= degree
             in_node *= min(degree, max(gpus_per_node // stride, 1))
         stride *= degree
-    return Group(size, in_node)
+    return Group(size, in_node, gpus_per_node)
 
 
 def on_links(sent: Sent, ranks: Group) -> dict[str, float]:
@@ -84,7 +91,7 @@ def seconds(sent: Sent, ranks: Group, device: Device) -> float:
     if ranks.size == 1 or not sent.calls:
         return 0.0
     call_bytes = sent.bytes / sent.calls
-    local, between = REACHED[NVLINK] * device.nvlink, REACHED[NETWORK] * device.network
+    local, between = _bandwidths(ranks, device)
     if sent.kind in ("all-to-all", "send"):
         links = on_links(sent, ranks)
         of_bytes = max(links.get(NVLINK, 0) / local, links.get(NETWORK, 0) / between)
@@ -100,6 +107,17 @@ def seconds(sent: Sent, ranks: Group, device: Device) -> float:
             _option("tree", call_bytes, bandwidth, 2 * (ranks.in_node - 1), depth, device)
         )
     return sent.calls * min(options)
+
+
+def _bandwidths(ranks: Group, device: Device) -> tuple[float, float]:
+    """Bytes a second reached by a rank inside its node, and by its network card.
+
+    A board of four GPUs has no NVLink switch: each pair shares a third of a GPU's links.
+    """
+    local = REACHED[NVLINK] * device.nvlink
+    if ranks.gpus_per_node == PAIRWISE and device.nvlink >= PCIE_BELOW and ranks.in_node > 1:
+        local *= (ranks.in_node - 1) / (PAIRWISE - 1)
+    return local, REACHED[NETWORK if ranks.in_node > 1 else LONE] * device.network
 
 
 def _option(

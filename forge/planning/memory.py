@@ -38,6 +38,8 @@ OF_BLOCK = 0.4
 """Gradients of activations inside a block, over what the block keeps: measured."""
 OF_BLOCK_AGAIN = 0.5
 """The same of a block that runs again, which keeps what backward else makes again: measured."""
+WORKSPACES = 64 << 20
+"""Bytes that cuBLAS and cuBLASLt have for themselves on Hopper: measured."""
 FRAGMENTED = 1.03
 """Memory reserved by the allocator for a stream, over what was allocated; measured: 1.00-1.12."""
 
@@ -170,6 +172,7 @@ class _OfRank:
         kinds = {self.model.kind_of(layer).name for layer in self.share.layers}
         rotary = [layer.rotary_dim for layer in map(self.model.of_kind, kinds) if layer.is_rotary]
         parts = {"rotary tables": 2 * FP32 * sum(rotary) * self.model.max_seq_len}
+        parts["workspaces of cuBLAS"] = WORKSPACES if config.run.device == "cuda" else 0
         if config.adapter.packed_format:
             on_cuda = config.run.device == "cuda"
             unpacked = partial(config.adapter.unpacked_bytes, width=self.width, cuda=on_cuda)
@@ -206,12 +209,18 @@ class _OfRank:
         return parts
 
     def _backward_begins(self, before: Mapping[str, int]) -> dict[str, int]:
-        """Parts as the first blocks of the backward pass, and the head, have gradients."""
-        parts = {"gathered weights": self._gathered("two_blocks")} | self._kept()
+        """Parts as the head's gradient is reduced, or in the first block of the backward pass and
+        that reduction, whichever is more. The block's own gradients come as its activations go.
+        """
+        ends = self._trained().outside_at_once
+        at_head = {"gathered weights": self._gathered("outside_at_once")} | self._kept()
+        at_head |= self._gradients_of(ends, before)
+        parts = {"gathered weights": self._gathered("block")} | self._kept()
         if self.activations.recomputes_last(self.stage):
             parts["activations"] = parts.get("activations", 0) + self._block()
         parts["gradients inside a block"] = self._inside_block()
-        return parts | self._gradients_of(self._trained().outside_at_once, before)
+        parts |= self._gradients_of(ends, before, fresh=0.0)
+        return max(at_head, parts, key=lambda one: sum(one.values()))
 
     def _backward_ends(self, before: Mapping[str, int]) -> dict[str, int]:
         """Parts in the last block of the backward pass, whose own gradients are half there; the
@@ -219,7 +228,9 @@ class _OfRank:
         """
         trained, whole = self._trained(), self.whole
         shards = max(self.config.parallel.fsdp, 1)
-        parts = {"gathered weights": self._gathered("two_blocks")}
+        # In a block with others before it the next one is on its way.
+        here = "two_blocks" if len(self.share.layers) > 2 else "block"
+        parts = {"gathered weights": self._gathered(here)}
         parts["activations"] = self._block()
         parts["gradients inside a block"] = self._inside_block()
         if self.config.train.optimizer_in_backward:
@@ -229,12 +240,17 @@ class _OfRank:
         in_block = sum(parts.values())
         if present + in_block < whole:  # the gradients of all need more than any block
             return {self.gradients: whole}
-        parts |= self._gradients_of(trained.block, before)
+        parts |= self._gradients_of(trained.block, before, fresh=0.5)
         return parts | {self.gradients: present}
 
-    def _gradients_of(self, values: int, before: Mapping[str, int]) -> dict[str, int]:
-        """Gradients of some parameters: with FSDP as backward gives them, and copies to reduce."""
-        shards, block = max(self.config.parallel.fsdp, 1), self._trained().block
+    def _gradients_of(
+        self, values: int, before: Mapping[str, int], *, fresh: float = 1.0
+    ) -> dict[str, int]:
+        """Gradients of some parameters: with FSDP as backward gives them, and copies to reduce.
+
+        fresh: the share of the former that is there; copies are held until the next reduction.
+        """
+        shards = max(self.config.parallel.fsdp, 1)
         parts = dict(before)
         parts[self.gradients] = min(
             self.whole, before.get(self.gradients, 0) + self.weight * -(-values // shards)
@@ -242,8 +258,8 @@ class _OfRank:
         if self.fsdp:
             kind = self.unreduced_kind
             copied = 0 if "unreduced gradients (fp32)" in before else BYTES[kind]
-            name, of_parameter = f"unreduced gradients ({kind})", self.width + copied
-            parts[name] = before.get(name, 0) + of_parameter * max(values, block)
+            name, of_parameter = f"unreduced gradients ({kind})", self.width * fresh + copied
+            parts[name] = before.get(name, 0) + round(of_parameter * values)
         return parts
 
     def _kept(self) -> dict[str, int]:

@@ -30,6 +30,7 @@ from forge.planning.world import World, ranks_per_node
 GATHER, SCATTER = "fsdp: all-gather of weights", "fsdp: reduce-scatter of gradients"
 REPLICAS = "hsdp: all-reduce of gradients"
 TIED = "pp: gradient of the tied table"
+OVER_TOKENS = ("tp: all-gather of hidden states", "tp: reduce-scatter of hidden states")
 WAITED = ("tp", "loss", "cp", "ep", "moe", "pp", "all")
 """Techniques with exposed collectives: no compute runs beside."""
 
@@ -209,7 +210,7 @@ class _OfRank:
         waited = 0.0
         for sent in self.sent:
             if sent.technique in WAITED:
-                took = self._seconds(sent)
+                took = self._seconds(sent) + self._joined(sent)
                 self.parts[sent.technique] += took
                 waited += 0.0 if sent.name == TIED or sent.technique == "all" else took
         if self._host_waits():
@@ -225,6 +226,15 @@ class _OfRank:
         """Whether the host waits for the number of rows of each rank's experts."""
         parallel, moe = self.config.parallel, self.rank.model.moe
         return parallel.ep > 1 and not (moe.capacity_factor or parallel.gathers_tokens)
+
+    def _joined(self, sent: Sent) -> float:
+        """Seconds to copy the parts of a sequence together after a gather over tp, or apart before
+        a reduction: several sequences lie one behind the other, their parts do not.
+        """
+        if sent.name not in OVER_TOKENS or self.config.train.batch_size == 1:
+            return 0.0
+        ranks = self.config.parallel.tp
+        return 2 * sent.bytes * ranks / (ranks - 1) / self.compute.stream
 
     def _of_fsdp(self) -> None:
         """Add the exposed time of gathers and reductions, and of copies around both.

@@ -57,7 +57,10 @@ def test_large_collectives_take_bandwidth_and_small_ones_latency() -> None:
     large = Sent("fsdp: all-gather of weights", ("dp_shard",), 10**10, 1)
     assert seconds(large, Group(8, 8), device) == pytest.approx(1e10 / (0.8 * 450e9), rel=0.01)
     assert seconds(large, Group(16, 8), device) == pytest.approx(1e10 / (0.85 * 400e9), rel=0.01)
-    assert seconds(large, Group(2, 1), device) == pytest.approx(1e10 / (0.85 * 50e9), rel=0.01)
+    assert seconds(large, Group(2, 1), device) == pytest.approx(1e10 / (0.53 * 50e9), rel=0.01)
+    pair, board = seconds(large, Group(2, 2, 4), device), seconds(large, Group(4, 4, 4), device)
+    assert pair == pytest.approx(3 * board, rel=0.01)  # four GPUs are joined in pairs
+    assert board == pytest.approx(1e10 / (0.8 * 450e9), rel=0.01)
     small = Sent("fsdp: all-gather of weights", ("dp_shard",), 1, 1)
     assert seconds(small, Group(8, 8), device) == pytest.approx((6.6 + 7 * 0.6) * 1e-6, rel=0.01)
     summed = Sent("hsdp: all-reduce of gradients", ("dp_replicate",), 64, 1)

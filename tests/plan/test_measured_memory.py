@@ -24,6 +24,7 @@ IN_16 = "precision.param_dtype=bf16 precision.stochastic_rounding=true"
 SMALL = f"{MODEL} {IN_16} optimizer.mu_dtype=bf16 optimizer.nu_dtype=bf16 model.vocab_size=512"
 H200, H100 = "experiment=llama3_8b_one_h200", "experiment=llama3_8b_one_h100"
 ALWAYS = "parallel.reshard_after_forward=always"
+IN_BACKWARD = "train.optimizer_in_backward=true train.grad_clip_norm=0"
 FULL = "train.activation_checkpointing=full"
 NEVER = "parallel.reshard_after_forward=never"
 MEASURED = [
@@ -31,12 +32,12 @@ MEASURED = [
     (1, False, H200, 100.2, 100.6),
     (1, False, f"{H200} train.batch_size=4", 117.3, 117.5),
     (1, False, f"{H200} train.batch_size=5", 134.4, 134.9),
-    (1, False, H100, 51.26, 54.22),
-    (1, False, f"{H100} train.batch_size=2", 68.4, 71.4),
-    (1, False, f"{H100} train.optimizer_in_backward=true train.grad_clip_norm=0", 53.21, 54.22),
+    (1, False, f"{H100} train.batch_size=1", 51.26, 54.22),
+    (1, False, H100, 68.4, 71.4),
+    (1, False, f"{H100} {IN_BACKWARD} train.batch_size=1", 53.21, 54.22),
     (1, True, f"{H200} {ALWAYS}", 101.2, 116.4),
     (1, True, f"{H200} {ALWAYS} train.batch_size=4", 118.3, 133.5),
-    (1, True, f"{H100} {ALWAYS}", 52.2, 67.6),
+    (1, True, f"{H100} {ALWAYS} train.batch_size=1", 52.2, 67.6),
     (1, True, f"{H200} {NEVER} model.n_layers=8", 37.86, 43.13),
     (1, True, f"{EIGHT} {NEVER}", 44.78, 56.16),
     (1, True, f"{EIGHT} {NEVER} precision.param_dtype=bf16", 49.99, 55.22),

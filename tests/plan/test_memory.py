@@ -54,6 +54,7 @@ INDEXED = MLA | {"mixer.q_lora_rank": 12, "mixer.use_indexer": True, "mixer.inde
 INDEXED |= {"mixer.indexer_n_heads": 4, "mixer.indexer_head_dim": 24}
 INDEXED |= {"mixer.indexer_loss_scaling_factor": 1.0}
 CONV = {"mixer.conv_kernel_dim": 3}
+JOINED = {"fused_qkv": True, "fused_gate_up": True}
 SKIPS = dict.fromkeys(("value_embeddings", "residual_scalars", "x0_scalars", "smear"), True)
 STREAMS = {"mhc_expansion_rate": 3, "sinkhorn_iterations": 4}
 MOBA = {"moba": True, "moba_chunk_size": 8, "moba_topk": 2}
@@ -178,6 +179,7 @@ def test_weights_gradients_and_optimizer_state_are_exact(
         pytest.param(STREAMS, "none", marks=pytest.mark.nightly),
         pytest.param(STREAMS, "full", marks=pytest.mark.nightly),
         pytest.param(MEMORY, "none", marks=pytest.mark.nightly),
+        pytest.param(JOINED, "none", marks=pytest.mark.nightly),  # no second copy of the weights
     ],
     ids=str,
 )

@@ -20,12 +20,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from fake_gpu import stand_ins
-
-STEPS = 3
-COMMON = (
-    "run.device=cuda eval=off tokenizer=bytes metrics.enable_console=false "
-    f"metrics.log_interval=100 train.max_steps={STEPS}"
-)
+from fake_gpu.promised import STEPS, expected, resolved
 
 
 def take_counts(folder: Path) -> dict[str, Any]:
@@ -43,16 +38,6 @@ def graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-def resolved(words: list[str], folder: Path) -> Any:
-    """The resolution of a command line, with the common words behind what it leaves open."""
-    from forge import cli
-
-    names = {word.partition("=")[0] for word in words}
-    defaults = [*COMMON.split(), "data=synthetic", "checkpoint=off"]
-    common = [word for word in defaults if word.partition("=")[0] not in names]
-    return cli.resolved([*common, *words, f"run.dir={folder / 'run'}"])[1]
-
-
 def train(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Train with forge's own session and loop; measures each step."""
     from forge.rundir import directory
@@ -61,7 +46,9 @@ def train(case: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     ranks = case.get("ranks", 1)
     words = [*case["words"], *([f"run.num_processes={ranks}"] if ranks > 1 else [])]
-    run_dir, _ = directory.prepare_directory(resolved(words, folder), overrides=())
+    run_dir, _ = directory.prepare_directory(
+        resolved([*words, f"run.dir={folder / 'run'}"]), overrides=()
+    )
     stand_ins.install(ranks)
     session = build_session(run_dir, trust=[])
     loop = build_loop(session)
@@ -116,7 +103,7 @@ def generate(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     from forge.training.models import build_model
     from forge.training.process import set_up
 
-    config = resolved(case["words"], folder).config
+    config = resolved([*case["words"], f"run.dir={folder / 'run'}"]).config
     device = set_up(config)
     stand_ins.install(1)
     dtype = HALF[config.precision.mixed_precision]
@@ -146,37 +133,6 @@ def memory() -> dict[str, int]:
         "allocated": torch.cuda.max_memory_allocated(),
         "reserved": torch.cuda.max_memory_reserved(),
         "retries": torch.cuda.memory_stats()["num_alloc_retries"],
-    }
-
-
-def expected(config: Any) -> dict[str, Any]:
-    """What forge promises of the config: memory, FLOPs and collectives."""
-    from forge.planning.activations import flops_again
-    from forge.planning.flops import flops_per_token
-    from forge.planning.memory import memory_of
-    from forge.planning.traffic import Rank
-
-    train, estimate = config.train, memory_of(config)
-    model = config.decoder
-    attention = sum(
-        number * layer.mixer.flops(layer, train.seq_len)
-        for kind, number in model.kinds_in().items()
-        for layer in [model.of_kind(kind.name)]
-    )
-    sent: dict[str, list[float]] = {}
-    for each in Rank(config, model, 0).sent():
-        calls, size = sent.get(each.kind, (0, 0))
-        sent[each.kind] = [calls + each.calls, size + each.bytes]
-    rows = train.batch_size * train.grad_accum_steps * config.objective.rows
-    return {
-        "parts": dict(estimate.parts),
-        "moment": estimate.moment,
-        "memory": {"allocated": estimate.allocated, "reserved": estimate.reserved},
-        "flops_per_token": flops_per_token(config),
-        "attention_flops_per_token": attention,
-        "flops_again": flops_again(config),
-        "tokens": rows * train.seq_len / config.parallel.cp / config.parallel.tp,
-        "collectives": sent,
     }
 
 

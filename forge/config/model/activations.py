@@ -52,7 +52,7 @@ class Numbers:
     whether attention is given a mask. passes_states: whether recurrent mixers read runs of tokens
     of a sequence, and pass states on. keys: kept for a token of the rank, under context
     parallelism. around: whether keys go round a ring, and neither repeated heads nor scores are
-    kept.
+    kept. normed: whether RMSNorm keeps its normalised input too.
     """
 
     width: int
@@ -63,6 +63,12 @@ class Numbers:
     passes_states: bool = False
     keys: float = 1.0
     around: bool = False
+    normed: bool = False
+
+    @property
+    def of_norm(self) -> int:
+        """Tensors kept by an RMSNorm with a weight."""
+        return 2 if self.normed else 1
 
     def product(self, made: float, read: int, ranks: int = 0) -> Named:
         """Return the product of a matrix and a vector.

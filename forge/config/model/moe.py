@@ -184,6 +184,7 @@ class MoE(Section):
         tensors = dict.fromkeys(into(model, "moe_"), computed)
         output = Named(bytes=width * rows * model.dim, flops=computed.flops)
         scored = self._router_width(width) * self.num_experts + (FP32 + INT64) * self.top_k
+        scored += width if self.shared_expert_gate else 0
         router = Named(bytes=scored, flops=2.0 * self.num_experts * model.dim)
         tensors |= {"moe_mlpwo": output, "router": router}
         remade = wide * remade_copies(model) + others.remade

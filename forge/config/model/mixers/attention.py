@@ -79,7 +79,9 @@ class Attention(Mixer):
         spanned = numbers.masked or layer.seen(numbers.seq_len) < numbers.seq_len
         if capped or (spanned and not numbers.around):
             keys = heads  # kernels with a mask read keys and values repeated for all heads
-        read = 2 * heads + 2 * keys * numbers.keys + (heads + kv_heads if layer.qk_norm else 0)
+        read = 2 * heads + 2 * keys * numbers.keys
+        if layer.qk_norm:
+            read += (heads + kv_heads) * (numbers.of_norm if layer.qk_norm_with_scale else 1)
         read += kv_heads if layer.value_embeddings else 0  # vectors of the tokens, for the gates
         scores = remade = 0.0
         if capped:  # no kernel: tanh and softmax, in 16 bits a copy; compiled the softmax alone

@@ -12,6 +12,9 @@ from forge.config.model.mixers.base import OF_HEADS, Mixer
 from forge.config.model.mixers.indexer import Indexed
 from forge.config.model.tensors import TensorSpec, linear, norm
 
+PADDING = ("auto", "flash")
+"""Kernels of attention for which values are padded to the width of keys: `forge.models.sdpa`."""
+
 
 @section
 class MLA(Indexed, Mixer):
@@ -86,9 +89,14 @@ class MLA(Indexed, Mixer):
         width, heads = numbers.width, -(-layer.n_heads // numbers.tp)
         qk, v = self.qk_head_dim, self.v_head_dim
         key_value_width = self.qk_nope_head_dim + v
-        latents = 2 * (self.q_lora_rank + self.kv_lora_rank)  # before and after their norms
+        # before and after their norms
+        latents = (1 + numbers.of_norm) * (self.q_lora_rank + self.kv_lora_rank)
+        copied, out = 0, v
         keys = qk + key_value_width if numbers.keys == 1 else numbers.keys * (qk + v)
         read = latents + heads * (qk + v + keys)
+        if v < qk and layer.sdpa_backend in PADDING and numbers.keys == 1:
+            copied, out = heads * v, qk  # values are padded to the width of keys
+            read = latents + heads * 4 * qk + copied
         of_indexer = self.indexer_kept(numbers) if self.use_indexer else 0
         dim, latent = layer.dim, self.q_lora_rank
         tensors = {"query_wa_proj": numbers.product(latent, dim, 1)} if latent else {}
@@ -96,7 +104,11 @@ class MLA(Indexed, Mixer):
             "mla_q": numbers.product(heads * qk * numbers.tp, latent or dim),
             "kv_wa_proj": numbers.product(self.kv_lora_rank + self.qk_rope_head_dim, dim, 1),
             "mla_kv": numbers.product(heads * key_value_width * numbers.tp, self.kv_lora_rank),
-            "context": Named(bytes=width * heads * v, flops=self.flops(layer, numbers.seq_len) / 3),
+            "context": Named(
+                bytes=width * heads * out, flops=self.flops(layer, numbers.seq_len) / 3
+            ),
             "out_proj": numbers.to_stream(dim, layer.n_heads * v),
         }
-        return Kept(all=width * read + of_indexer, named=tensors)
+        if v > qk:  # no kernel but cuDNN's takes such values
+            del tensors["context"]
+        return Kept(all=width * read + of_indexer, named=tensors, remade=width * copied)

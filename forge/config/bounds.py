@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from forge.config.field import Section, types_of
-from forge.config.places import address_fault
+from forge.config.places import address_fault, is_remote
 from forge.config.problems import Problem, closest, did_you_mean
 
 COMPARE = {
@@ -120,6 +120,8 @@ def element_faults(key: str, value: Any, metadata: Mapping[str, Any]) -> Iterato
         demand = admitted if bounds else f"is one of {', '.join(choices)}"
         yield Problem(f"{key}={value}", f"{key} {demand}.", meant, rule="choices")
     is_place = isinstance(value, str) and (metadata.get("path") or metadata.get("folder"))
+    if is_place and metadata.get("address") and is_remote(value):
+        is_place = False
     if is_place and (fault := address_fault(f"{key}=", value)):
         yield Problem(f"{key}={value}", *fault, rule="address")
     if isinstance(value, bool) or not isinstance(value, int | float):

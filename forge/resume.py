@@ -3,6 +3,7 @@
 Examples:
     python -m forge.resume runs/mine
     python -m forge.resume runs/mine train.max_steps=3200
+    python -m forge.resume s3://bucket/runs/mine
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from forge.config.problems import COMMAND_LINE, ConfigError, quoted, refusal
 from forge.config.root import Config
 from forge.rundir import directory, saved_config, versions
 from forge.rundir.directory import Place, path_of
+from forge.rundir.remote.brought import run_to_resume
 from forge.rundir.saved_config import to_plain
 from forge.rundir.untrusted import (
     SEARCH,
@@ -67,8 +69,9 @@ def _main(options, rendezvous: Rendezvous | None) -> int:
     if not options.overrides:
         hint = "python -m forge.resume runs/<run>"
         raise refusal("RUN", "which run is to go on?", hint, COMMAND_LINE)
-    run_dir, *typed = options.overrides
-    resolution, overrides = _resolved(Path(run_dir), typed, options.config_dir)
+    place, *typed = options.overrides
+    run_dir, said = run_to_resume(place)
+    resolution, overrides = _resolved(run_dir, [*said, *typed], options.config_dir)
     return launch(resolution, overrides, options.config_dir, rendezvous=rendezvous).code
 
 
@@ -192,7 +195,8 @@ def _resume(
     """Let a run go on with the run's own overrides, then `overrides`; raises as forge.run.train."""
     from forge.run import ended
 
-    run_dir, typed = path_of(run), texts(overrides)
+    run_dir, said = run_to_resume(run) if isinstance(run, str) else (path_of(run), [])
+    typed = [*said, *texts(overrides)]
     return ended(lambda: _resolved(run_dir, typed, config_dirs), config_dirs, background=background)
 
 

@@ -15,7 +15,6 @@ from forge.rundir.checkpoints import (
     META,
     Saved,
     best_checkpoints,
-    file_sizes,
     list_checkpoints,
 )
 from forge.rundir.files import read_object, write_json
@@ -28,7 +27,7 @@ PATIENCE = 3600.0  # seconds for the parts of other ranks
 LONGEST_PAUSE = 300.0  # seconds after a store could not be used
 LINKED, BEGUN, ENDED = ".copied", "begun.json", ".copies_ended"
 LARGEST_FILE = 1 << 28  # bytes of a file that is copied beside the checkpoints
-NOT_COPIED = {"run.lock", "weights", "export"}
+NOT_COPIED = {"run.lock", "weights", "export", "alive"}
 OF_RANK = re.compile(r"weights/rank_(\d+)\.")
 
 
@@ -95,7 +94,7 @@ class Copies:
                         self.store.remove(listing.names(saved))
                     elif here.get(saved.step, {}).get("time") == saved.meta.get("time"):
                         self._copied[saved.step] = _identity(saved)
-            self._send_files()
+            self.send_files()
         self._thread.start()
 
     def finish(self) -> None:
@@ -132,7 +131,7 @@ class Copies:
             try:
                 self._look()
                 if last and self.rank == 0:
-                    self._send_files()
+                    self.send_files()
                 self.fault, pause = None, POLL
             except RemoteError as error:
                 if self.fault is None:
@@ -174,11 +173,11 @@ class Copies:
             with listed(self.store) as listing:
                 self._remove(listing, [s for s in listing.saved if s.step == saved.step])
             write_json(self.linked / BEGUN, {"step": saved.step, "time": str(saved.meta["time"])})
-            sizes = file_sizes(held.path)
-            names = [name for name in sizes if self._owner(name) == 0 and name != META]
+            files = held.meta["files"]
+            names = [name for name in files if self._owner(name) == 0]
             self.store.upload({_name(saved, name): held.path / name for name in names})
-            self._send_files()
-            others = {self._owner(name) for name in sizes} - {0}
+            self.send_files()
+            others = {self._owner(name) for name in files} - {0}
             self._wait_for(others)
             self.store.upload({_name(saved, META): held.path / META})
             with listed(self.store) as listing:
@@ -202,7 +201,7 @@ class Copies:
         held = Saved(self.linked / f"step_{step}")
         fault = ""
         try:
-            names = [name for name in file_sizes(held.path) if self._owner(name) == self.rank]
+            names = [n for n in held.meta["files"] if self._owner(n) == self.rank]
             self.store.upload({_name(held, name): held.path / name for name in names})
         except (RemoteError, OSError) as error:
             fault = str(error)
@@ -249,7 +248,19 @@ class Copies:
             self.store.remove(listing.names(saved))
             self._copied.pop(saved.step, None)
 
-    def _send_files(self) -> None:
+    def copy_now(self) -> int:
+        """Copy the newest checkpoint and the files of the run, without a thread; its step, 0 for
+        none. Raises RemoteError.
+        """
+        check_same_run(self.store, self.run_id)
+        note_place(self.run_dir, self.store)
+        with listed(self.store) as listing:
+            self._copied = {saved.step: _identity(saved) for saved in listing.usable()}
+        self._look()
+        self.send_files()
+        return max(self._copied, default=0)
+
+    def send_files(self) -> None:
         """Copy the files of the run that have changed, config.yaml last: it makes a run."""
         changed: dict[str, Path] = {}
         for path in run_files(self.run_dir, self.folder):

@@ -96,8 +96,8 @@ def _run(store: Store, target: Path, files: dict[str, Stated], is_best: bool, be
 def _one_file(store: Store, target: Path) -> Path:
     """Copy a single file, such as a .safetensors file."""
     parent, _, name = store.address.rpartition("/")
-    size = Store(parent).sizes().get(name)
-    if size is None:
+    stated = Store(parent).file(name)
+    if stated is None:
         raise _nothing(store)
     download_changed(Store(parent), target.parent, {name: stated})
     return target

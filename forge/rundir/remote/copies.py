@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import shutil
 import threading
 import time
@@ -172,7 +173,7 @@ class Copies:
         try:
             with listed(self.store) as listing:
                 self._remove(listing, [s for s in listing.saved if s.step == saved.step])
-            write_json(self.linked / BEGUN, {"step": saved.step, "time": str(saved.meta["time"])})
+            write_json(self.linked / BEGUN, {"step": saved.step, "attempt": secrets.token_hex(8)})
             files = held.meta["files"]
             names = [name for name in files if self._owner(name) == 0]
             self.store.upload({_name(saved, name): held.path / name for name in names})

@@ -243,7 +243,7 @@ def explain(error: Exception, address: str) -> RemoteError:
         fix = "Check the credentials; they must list, read, write and remove there"
         return RemoteError(address, f"access is denied ({reason.rstrip('.')})", fix)
     if scheme != "file" and (isinstance(error, FileNotFoundError) or "nosuchbucket" in lower):
-        fix = "Make it first, or correct its name"
+        fix = "Correct its name, or make it first"
         return RemoteError(address, f"there is no {bucket} in the store", fix)
     if scheme == "file":
         fix = "Give a folder that you may write in"

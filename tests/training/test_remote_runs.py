@@ -1,0 +1,97 @@
+"""Runs whose checkpoints are copied to a server of S3, and go on where only the store has them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from helpers.s3_server import s3  # noqa: F401  (a fixture)
+from layouts import SMALL, trains
+from run_helpers import assert_bit_equal, logged, step_of, stored
+
+from forge import resume, train
+from forge.rundir import outcome
+from forge.rundir.remote.runs import fetch_run, listed
+from forge.rundir.remote.store import Store
+
+
+def steps_in(store: Store) -> list[int]:
+    with listed(store) as listing:
+        return [saved.step for saved in listing.usable()]
+
+
+def started_at(run: Path) -> list[int]:
+    return [row["step"] for row in outcome.attempts(run) if row["event"] == "start"]
+
+
+def test_two_ranks_copy_and_the_run_goes_on_elsewhere(
+    s3: str,  # noqa: F811
+    tmp_path: Path,
+    text_file: Path,
+) -> None:
+    run_for = trains(tmp_path, text_file)
+    options = (f"checkpoint.remote={s3}/runs", "checkpoint.interval=3", "checkpoint.keep_last_n=1")
+    run = run_for("run", "fsdp2", 7, *options)
+    store = Store(f"{s3}/runs/run")
+    assert steps_in(store) == [7]
+    names = store.files("checkpoints/step_7/weights")
+    assert len([name for name in names if "rank_" in name]) == 2
+    assert {"result.json", "report/index.html"} <= set(store.files())
+    shutil.rmtree(run)
+    fetch_run(store, run, to_go_on=True)
+    run_for("run", "fsdp2", 11, *options)
+    assert started_at(run) == [0, 7]
+    undisturbed = run_for("other", "fsdp2", 7, "checkpoint.interval=3")
+    run_for("other", "fsdp2", 11, "checkpoint.interval=3")
+    assert_bit_equal(stored(step_of(run, 11)), stored(step_of(undisturbed, 11)))
+    assert logged(run, "train/loss") == logged(undisturbed, "train/loss")
+    assert steps_in(store) == [11]
+
+
+def test_commands_of_a_fresh_machine(
+    s3: str,  # noqa: F811
+    tmp_path: Path,
+    text_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The same command again, forge.resume of an address, and refusals before anything starts."""
+    remote = f"checkpoint.remote={s3}/runs"
+    words = f"{SMALL} data=text data.path={text_file} run.dir=runs/mine run.inline=true {remote}"
+
+    def machine(name: str) -> None:
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+
+    machine("first")
+    assert train.main([*words.split(), "train.max_steps=2"]) == 0
+    machine("second")
+    assert train.main([*words.split(), "train.max_steps=4"]) == 0
+    assert "runs/mine is not here; it is brought from s3://bucket/runs/mine" in _out(capsys)
+    assert started_at(Path("runs/mine")) == [0, 2]
+    machine("third")
+    assert resume.main([f"{s3}/runs/mine", "train.max_steps=6"]) == 0
+    assert started_at(Path("runs/mine")) == [0, 2, 4]
+    assert steps_in(Store(f"{s3}/runs/mine")) == [2, 4, 6]
+    shutil.rmtree("runs/mine/checkpoints")
+    assert resume.main(["runs/mine", remote, "train.max_steps=8"]) == 0
+    assert "no checkpoint is here; the newest is brought" in _out(capsys)
+    assert started_at(Path("runs/mine"))[-1] == 6
+
+    machine("fourth")
+    assert train.main([*words.split(), "train.max_steps=8", "seed=2"]) == 2
+    assert "seed" in capsys.readouterr().err, "the run of the store has another seed"
+    other = words.replace("runs/mine", "runs/other").split()
+    assert train.main([*other, "checkpoint.remote=s3://nowhere/runs"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("there is no nowhere in the store") == 1
+    assert "checkpoint.remote=s3://nowhere/runs" in error
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    assert train.main(other) == 2
+    assert "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in capsys.readouterr().err
+    assert not Path("runs/other").exists()
+
+
+def _out(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().out

@@ -114,7 +114,7 @@ def local_path(name: str, text: str) -> Path:
     return Path(text)
 
 
-def place(text: str) -> Path | str:
+def run_or_address(text: str) -> Path | str:
     """A path of this machine, or the address of a remote store as a text."""
     return text if is_remote(text) else _path(text)
 

@@ -39,7 +39,7 @@ from forge.resolve.rules.evaluation import tasks
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.checkpoints import TOKENIZER
 from forge.rundir.evaluations import interval_text
-from forge.rundir.remote.local_copy import local_path
+from forge.rundir.remote.local_copy import local_copy_of
 from forge.rundir.saved_config import CONFIG
 from forge.tasks.declared import tasks_of
 
@@ -79,7 +79,9 @@ def _evaluate(options: argparse.Namespace) -> int:
         message, hint = "which run is evaluated?", "python -m forge.evaluate runs/mine TASK"
         raise refusal("RUN", message, hint, COMMAND_LINE)
     name = options.overrides[0]
-    place = local_path(f"{name}/{checkpoints.BEST}" if options.best and is_remote(name) else name)
+    place = local_copy_of(
+        f"{name}/{checkpoints.BEST}" if options.best and is_remote(name) else name
+    )
     if is_remote(name):
         options.best, options.out = False, options.out or Path("runs", f"evaluated_{place.name}")
     options.lm_eval, plain = harness_of(options.overrides[1:])

@@ -25,7 +25,7 @@ from forge.config.eval import EMA, TRAINED
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.checkpoints import BEST
 from forge.rundir.files import replacing
-from forge.rundir.remote.local_copy import local_path
+from forge.rundir.remote.local_copy import local_copy_of
 from forge.rundir.saved_config import CONFIG
 from forge.training.prompts import Prompt, read_prompts
 
@@ -93,7 +93,7 @@ def reader(prog: str, description: str) -> cli.Parser:
     run = (
         "a run directory, or one of its step_N checkpoints; also of a store, s3://bucket/runs/mine"
     )
-    parser.add_argument("run", type=cli.place, help=run)
+    parser.add_argument("run", type=cli.run_or_address, help=run)
     best = "the best checkpoint by the run's eval.metric, instead of the newest"
     parser.add_argument("--best", action="store_true", help=best)
     mean = "the moving mean of the weights (train.ema_decay), instead of the trained ones"
@@ -108,7 +108,7 @@ def checkpoint_path(options: argparse.Namespace) -> Path:
     torch, of several seconds.
     """
     if isinstance(options.run, str):  # an address
-        options.run = local_path(f"{options.run}/{BEST}" if options.best else options.run)
+        options.run = local_copy_of(f"{options.run}/{BEST}" if options.best else options.run)
         options.best = False
     path = options.run / BEST if options.best else options.run
     checkpoints.find_checkpoint(path)

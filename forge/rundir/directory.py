@@ -233,9 +233,9 @@ def directory_name(label: str) -> str:
 def path_of(run: Place) -> Path:
     """The directory of a run or checkpoint; of an address that of a copy. Raises RemoteError."""
     if isinstance(run, str) and is_remote(run):
-        from forge.rundir.remote.local_copy import local_path  # imported late: of few callers
+        from forge.rundir.remote.local_copy import local_copy_of  # imported late: of few callers
 
-        return local_path(run)
+        return local_copy_of(run)
     return Path(run if isinstance(run, str | os.PathLike) else run.run_dir)
 
 

@@ -20,7 +20,7 @@ from forge.rundir import checkpoints, directory, outcome
 from forge.rundir.checkpoints import TOKENIZER, CheckpointError, Damaged, NoneLeft, Saved
 from forge.rundir.files import cut_rows
 from forge.rundir.progress import row_files
-from forge.rundir.remote.local_copy import local_path
+from forge.rundir.remote.local_copy import local_copy_of
 from forge.training.callbacks.saving import restore as load_state
 from forge.training.checkpoints import restore
 from forge.training.checkpoints.adapter_base import BASE, describe_base, hash_weights, located
@@ -111,7 +111,7 @@ def _choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
     init_from = config.checkpoint.init_from
     if init_from is None:
         return Start()
-    path = local_path(init_from)
+    path = local_copy_of(init_from)
     if path.is_file() or is_folder(path):
         return Start(weights=path)
     name = "checkpoint.init_from="
@@ -281,7 +281,7 @@ def _wanted(folder: Path, resume_from: str, checkpointer: Checkpointer) -> Start
     else:
         name = "checkpoint.resume_from="
         checkpoint, skipped = checkpoints.find_checkpoint(
-            local_path(resume_from), name=name, to_go_on=True, damaged=passed.damaged
+            local_copy_of(resume_from), name=name, to_go_on=True, damaged=passed.damaged
         )
         passed.warn(skipped)
         of_run = (checkpoint.meta.get("run_id"), checkpoint.path.parent)

@@ -21,8 +21,8 @@ from forge.rundir.checkpoints import META, NoneLeft, Saved
 from forge.rundir.remote import store as store_module
 from forge.rundir.remote.brought import run_to_resume
 from forge.rundir.remote.copies import Copies, Retention
-from forge.rundir.remote.local_copy import local_folder, local_path
-from forge.rundir.remote.runs import fetch_newest, fetch_run, listed, name_of
+from forge.rundir.remote.local_copy import local_copy_of, local_folder
+from forge.rundir.remote.runs import fetch_newest, fetch_run, listing_of, remote_name
 from forge.rundir.remote.store import RemoteError, Store
 
 ALL = Retention(last=0, best=0, metric="loss")
@@ -84,7 +84,7 @@ def make_run(tmp_path: Path, run_id: str = "me") -> Path:
 
 
 def copies(run: Path, place: str, retention: Retention = ALL, **ranks: int) -> Copies:
-    store = Store(f"{place}/{name_of(run)}")
+    store = Store(f"{place}/{remote_name(run)}")
     return Copies(run, run / "checkpoints", store, "me", retention, **ranks)
 
 
@@ -109,10 +109,10 @@ def test_a_run_comes_back_as_it_was(tmp_path: Path, place: str) -> None:
     assert not list(run.rglob(".copied"))
     # An address that is read by the verbs: the newest, one step, and the folder of steps.
     for address in (f"{place}/mine", f"{place}/mine/checkpoints", f"{place}/mine/best"):
-        found, _ = checkpoints.find_checkpoint(local_path(address))
+        found, _ = checkpoints.find_checkpoint(local_copy_of(address))
         assert content(found.path) == content(newest), address
-    assert content(local_path(f"{place}/mine/checkpoints/step_4")) == content(newest)
-    one = local_path(f"{place}/mine/metrics.jsonl")
+    assert content(local_copy_of(f"{place}/mine/checkpoints/step_4")) == content(newest)
+    one = local_copy_of(f"{place}/mine/metrics.jsonl")
     assert one.read_text() == '{"step": 4}\n'
 
 
@@ -127,7 +127,7 @@ def test_metrics_of_an_evaluation_follow(tmp_path: Path, folder: str) -> None:
     record(uploads, names.append)
     uploads.copy_now()
     assert not [name for name in names if "rank_0.bin" in name], "its tensors are there"
-    with listed(Store(f"{folder}/mine")) as listing:
+    with listing_of(Store(f"{folder}/mine")) as listing:
         assert listing.saved[0].meta["metrics"] == {"loss": 0.5}
 
 
@@ -160,7 +160,7 @@ def test_an_upload_that_dies_is_no_checkpoint(
     with pytest.raises(KeyboardInterrupt):
         work.copy_now()
     store = Store(f"{place}/mine")
-    with listed(store) as listing:
+    with listing_of(store) as listing:
         assert {saved.step: listing.fault(saved) for saved in listing.saved} == {
             2: "",
             4: "it is torn: it has no meta.json, which is written last",
@@ -171,7 +171,7 @@ def test_an_upload_that_dies_is_no_checkpoint(
     again = copies(run, place)  # the next start of the run copies it again
     again.start(4)
     again.finish()
-    with listed(store) as listing:
+    with listing_of(store) as listing:
         assert [saved.step for saved in listing.usable()] == [2, 4]
 
 
@@ -186,7 +186,7 @@ def test_damage_in_the_store_is_seen(tmp_path: Path, folder: str) -> None:
     store.write(of.format(8, "weights/rank_0.bin"), tensors[:-1])
     store.write(of.format(6, "weights/rank_0.bin"), tensors[:-1] + bytes([tensors[-1] ^ 1]))
     store.write(of.format(4, META), (store.read(of.format(4, META)) or b"").replace(b"4", b"5", 1))
-    with listed(store) as listing:
+    with listing_of(store) as listing:
         faults = {saved.step: listing.fault(saved) for saved in listing.saved}
         assert faults[8] == "it is torn: weights/rank_0.bin has 2999 bytes of 3000"
         assert faults[4] == "its meta.json is damaged"
@@ -195,7 +195,10 @@ def test_damage_in_the_store_is_seen(tmp_path: Path, folder: str) -> None:
         assert store.address in fault
         assert fetch_newest(listing, tmp_path / "back") == Saved(tmp_path / "back" / "step_2")
         store.write(of.format(2, "weights/rank_0.bin"), b"")
-    with listed(store) as listing, pytest.raises(NoneLeft, match=r"step_8: it is torn: .*; step_6"):
+    with (
+        listing_of(store) as listing,
+        pytest.raises(NoneLeft, match=r"step_8: it is torn: .*; step_6"),
+    ):
         fetch_newest(listing, tmp_path / "other")
 
 
@@ -224,7 +227,7 @@ def test_ranks_copy_their_own_parts_and_meta_comes_last(tmp_path: Path, place: s
     assert names[1] == ["checkpoints/step_2/weights/rank_1.bin"]
     assert "checkpoints/step_2/weights/rank_2.bin" in names[0], "saved by more ranks than go on"
     assert [name for name in names[0] if "step_2" in name][-1] == f"checkpoints/step_2/{META}"
-    with listed(Store(f"{place}/mine")) as listing:
+    with listing_of(Store(f"{place}/mine")) as listing:
         assert [saved.step for saved in listing.usable()] == [2]
 
 
@@ -244,7 +247,7 @@ def test_a_part_that_fails_leaves_no_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(RemoteError, match=r"rank 1: .*access is denied"):
         works[0].finish()
     other.join(20)
-    with listed(Store(f"{place}/mine")) as listing:
+    with listing_of(Store(f"{place}/mine")) as listing:
         assert not listing.usable()
 
 
@@ -257,13 +260,13 @@ def test_what_is_kept_and_what_is_made_again(tmp_path: Path, folder: str) -> Non
         record(work, lambda name, path=path: shutil.rmtree(path, ignore_errors=True))
         work.copy_now()
     store = Store(f"{folder}/mine")
-    with listed(store) as listing:
+    with listing_of(store) as listing:
         assert [saved.step for saved in listing.usable()] == [4, 8, 10]
         assert fetch_newest(listing, run / "checkpoints") is not None
     work = copies(run, folder, retention)
     work.start(8)  # the run has gone on from step 8: 10 is made again
     work.stop()
-    with listed(store) as listing:
+    with listing_of(store) as listing:
         assert [saved.step for saved in listing.saved] == [4, 8]
 
 
@@ -276,7 +279,7 @@ def test_another_run_of_this_name(tmp_path: Path) -> None:
     with pytest.raises(RemoteError, match=r"another run of this name is there. Give another run"):
         other.start(2)
     points = tmp_path / "rates" / "points" / "003_lr"
-    assert name_of(points) == "rates/points/003_lr"
+    assert remote_name(points) == "rates/points/003_lr"
 
 
 def test_shards_are_copied_once_and_again_when_they_change(tmp_path: Path, place: str) -> None:
@@ -301,7 +304,7 @@ def test_messages_of_a_store(s3: str, monkeypatch: pytest.MonkeyPatch, tmp_path:
         "s3://nowhere/runs: there is no nowhere in the store. Correct its name, or make it first"
     )
     with pytest.raises(RemoteError, match="there is nothing at this address"):
-        local_path(f"{s3}/runs/mine")
+        local_copy_of(f"{s3}/runs/mine")
     with pytest.raises(ValueError, match=r"there is no run: it has no config.yaml"):
         run_to_resume(f"{s3}/runs/mine")
     Store(s3).probe()

@@ -15,7 +15,7 @@ from forge.rundir.remote.runs import (
     check_same_run,
     fetch_newest,
     fetch_run,
-    listed,
+    listing_of,
     place_of,
     run_id_in,
 )
@@ -55,7 +55,7 @@ def _bring(run_dir: Path, config: Config, remote: str) -> bool:
     check_same_run(store, run_id)
     folder = run_dir / config.checkpoint.dir
     newest, _ = newest_usable(folder, run_id, to_go_on=True)
-    with listed(store) as listing:
+    with listing_of(store) as listing:
         usable = [s for s in listing.saved if not listing.fault(s, run_id, to_go_on=True)]
         if newest is None and usable:
             print(f"no checkpoint is here; the newest is brought from {store.address}", flush=True)

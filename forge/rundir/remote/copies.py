@@ -19,7 +19,7 @@ from forge.rundir.checkpoints import (
     list_checkpoints,
 )
 from forge.rundir.files import read_object, write_json
-from forge.rundir.remote.runs import CHECKPOINTS, Listing, check_same_run, listed, note_place
+from forge.rundir.remote.runs import CHECKPOINTS, Listing, check_same_run, listing_of, note_place
 from forge.rundir.remote.store import RemoteError, Store
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Copies:
             shutil.rmtree(self.linked, ignore_errors=True)
             (self.folder / ENDED).unlink(missing_ok=True)
             note_place(self.run_dir, self.store)
-            with listed(self.store) as listing:
+            with listing_of(self.store) as listing:
                 here = {saved.step: saved.meta for saved in list_checkpoints(self.folder)}
                 for saved in listing.saved:
                     if listing.fault(saved, self.run_id) or saved.step > step:
@@ -171,7 +171,7 @@ class Copies:
         if held is None:
             return  # removed meanwhile: a newer one is there
         try:
-            with listed(self.store) as listing:
+            with listing_of(self.store) as listing:
                 self._remove(listing, [s for s in listing.saved if s.step == saved.step])
             write_json(self.linked / BEGUN, {"step": saved.step, "attempt": secrets.token_hex(8)})
             files = held.meta["files"]
@@ -181,7 +181,7 @@ class Copies:
             others = {self._owner(name) for name in files} - {0}
             self._wait_for(others)
             self.store.upload({_name(saved, META): held.path / META})
-            with listed(self.store) as listing:
+            with listing_of(self.store) as listing:
                 if fault := listing.fault(Saved(listing.folder / saved.path.name), self.run_id):
                     fix = "It is copied again"
                     raise RemoteError(f"{self.store.address}/{_name(saved, '')}", fault, fix)
@@ -255,7 +255,7 @@ class Copies:
         """
         check_same_run(self.store, self.run_id)
         note_place(self.run_dir, self.store)
-        with listed(self.store) as listing:
+        with listing_of(self.store) as listing:
             self._copied = {saved.step: _identity(saved) for saved in listing.usable()}
         self._look()
         self.send_files()

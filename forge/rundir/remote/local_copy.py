@@ -14,7 +14,7 @@ from pathlib import Path
 from forge.config.places import is_remote
 from forge.rundir.checkpoints import BEST, META
 from forge.rundir.files import read_object, write_json
-from forge.rundir.remote.runs import CHECKPOINTS, Listing, fetch_best, fetch_newest, listed
+from forge.rundir.remote.runs import CHECKPOINTS, Listing, fetch_best, fetch_newest, listing_of
 from forge.rundir.remote.store import RemoteError, Stated, Store
 from forge.rundir.saved_config import CONFIG
 
@@ -25,7 +25,7 @@ def copy_root(cache_dir: str | None = None) -> Path:
     return Path(root).expanduser().absolute() / "remote"
 
 
-def local_path(place: str | os.PathLike[str]) -> Path:
+def local_copy_of(place: str | os.PathLike[str]) -> Path:
     """A path of this machine: the path itself, or of a copy of what an address names.
 
     Of a run or a folder of checkpoints the newest checkpoint is copied, of ADDRESS/best the best.
@@ -60,16 +60,16 @@ def _copied(store: Store, target: Path, is_best: bool) -> Path:
 def _one_checkpoint(store: Store, target: Path) -> Path:
     parent, _, name = store.address.rpartition("/")
     above = Store(parent)
-    with listed_one(above, name) as listing:
+    with listing_of_one(above, name) as listing:
         if not fetch_newest(listing, target.parent):
             raise _nothing(store)
     return target
 
 
 @contextmanager
-def listed_one(store: Store, step: str) -> Iterator[Listing]:
+def listing_of_one(store: Store, step: str) -> Iterator[Listing]:
     """The listing of one checkpoint in a folder of them."""
-    with listed(store, "") as listing:
+    with listing_of(store, "") as listing:
         listing.saved = [saved for saved in listing.saved if saved.path.name == step]
         yield listing
 
@@ -80,7 +80,7 @@ def _run(store: Store, target: Path, files: dict[str, Stated], is_best: bool, be
     folder = target / below if below else target
     if below:
         download_changed(store, target, small, growing=True)
-    with listed(store, below) as listing:
+    with listing_of(store, below) as listing:
         there = {saved.path.name for saved in listing.saved}
         for saved in folder.glob("step_*"):
             if saved.name not in there:

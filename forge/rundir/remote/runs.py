@@ -34,7 +34,7 @@ POINTS = "points"  # of a sweep
 SCRATCH = "partial"
 
 
-def name_of(run_dir: Path) -> str:
+def remote_name(run_dir: Path) -> str:
     """The name of a run below checkpoint.remote; of a point of a sweep with the sweep's name."""
     parts = run_dir.parts
     return "/".join(parts[-3:] if parts[-2:-1] == (POINTS,) else parts[-1:])
@@ -48,7 +48,7 @@ def place_of(run_dir: Path, remote: str) -> Store:
         address = ""
     remote = remote.rstrip("/")
     if not address.startswith(f"{remote}/"):
-        address = f"{remote}/{name_of(run_dir)}"
+        address = f"{remote}/{remote_name(run_dir)}"
     return Store(address)
 
 
@@ -145,7 +145,7 @@ class Listing:
 
 
 @contextmanager
-def listed(store: Store, below: str = CHECKPOINTS) -> Iterator[Listing]:
+def listing_of(store: Store, below: str = CHECKPOINTS) -> Iterator[Listing]:
     """The checkpoints of a store, with a folder for their meta.json that is removed again."""
     with tempfile.TemporaryDirectory(prefix="forge_remote_") as folder:
         yield Listing(store, Path(folder), below)
@@ -206,7 +206,7 @@ def fetch_run(store: Store, run_dir: Path, *, best: bool = False, to_go_on: bool
         note_place(scratch, store)
         folder = saved_folder(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        with listed(store) as listing:
+        with listing_of(store) as listing:
             if not best or not fetch_best(listing, folder):
                 fetch_newest(listing, folder, to_go_on=to_go_on)
         shutil.rmtree(run_dir, ignore_errors=True)  # empty, or half made

@@ -219,14 +219,14 @@ class Store:
             except Exception as error:  # the libraries of stores raise kinds of their own
                 if local is not None and not local.exists():
                     raise FileNotFoundError(str(local)) from error
-                explained = explain(error, self.address)
+                explained = fault_of_store(error, self.address)
                 if explained.lasting or attempt == ATTEMPTS:
                     raise explained from error
                 time.sleep(PAUSE * 2 ** (attempt - 1))
         raise AssertionError
 
 
-def explain(error: Exception, address: str) -> RemoteError:
+def fault_of_store(error: Exception, address: str) -> RemoteError:
     """The fault of a store in words, with what to do."""
     kind, text = type(error).__name__, str(error)
     reason = next(iter(text.splitlines()), "") or kind

@@ -34,7 +34,6 @@ from forge.rundir.checkpoints import newest_usable, saved_folder
 from forge.rundir.directory import Before
 from forge.rundir.on_end import run_on_end
 from forge.rundir.outcome import FAILED, Result
-from forge.rundir.remote.brought import prepare_store
 from forge.rundir.saved_config import CHANGES
 from forge.rundir.wall_clock.ledger import note_submission
 
@@ -260,8 +259,11 @@ def _make_run(
     """Make the run directory, or take up an existing one; print its path and the changed options.
     Raises ConfigError.
     """
-    if prepare_store(resolution.config):  # a run was brought here: it is one that goes on
-        resolution = resolve(resolution.config)
+    if resolution.config.checkpoint.remote:
+        from forge.rundir.remote.brought import prepare_store
+
+        if prepare_store(resolution.config):  # a run was brought here: it is one that goes on
+            resolution = resolve(resolution.config)
     config = resolution.config
     previous = directory.before(config)
     portable_overrides = portable(overrides, config_dirs, config)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
-from forge.config.places import is_remote
 from forge.config.problems import COMMAND_LINE, refusal
 from forge.config.root import Config
 from forge.rundir.checkpoints import CheckpointError, newest_usable
@@ -36,11 +36,20 @@ def prepare_store(config: Config) -> bool:
     remote, run = config.checkpoint.remote, config.run
     if remote is None:
         return False
+    try_stores([remote])
     try:
-        Store(remote).probe()
         return run.dir is not None and _bring(Path(run.dir).absolute(), config, remote)
     except (RemoteError, CheckpointError) as error:
         raise _refused(f"checkpoint.remote={remote}", error) from None
+
+
+def try_stores(remotes: Iterable[str]) -> None:
+    """Write and remove a file in each store. Raises ConfigError for one that cannot be used."""
+    for remote in remotes:
+        try:
+            Store(remote).probe()
+        except RemoteError as error:
+            raise _refused(f"checkpoint.remote={remote}", error) from None
 
 
 def _bring(run_dir: Path, config: Config, remote: str) -> bool:
@@ -69,11 +78,9 @@ def _bring(run_dir: Path, config: Config, remote: str) -> bool:
 def run_to_resume(place: str) -> tuple[Path, list[str]]:
     """The directory of a run to resume, and words that its user has said by naming the store.
 
-    An address means the run there: in runs/NAME of this machine, where it is brought if absent.
-    Raises ConfigError.
+    place: the address of the run; here it is in runs/NAME, where it is brought if absent. Raises
+    ConfigError.
     """
-    if not is_remote(place):
-        return Path(place), []
     address = place.rstrip("/")
     run_dir = Path(RUNS, address.rpartition("/")[2])
     try:

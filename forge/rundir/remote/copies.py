@@ -138,7 +138,7 @@ class Copies:
                 if self.fault is None:
                     log.warning("%s; training goes on, and the copy is tried again", error)
                 self.fault, pause = error, min(2 * pause, LONGEST_PAUSE)
-            except OSError as error:  # of this machine's files
+            except (OSError, ValueError, KeyError) as error:  # of this machine's files
                 log.warning("%s cannot be copied: %s", self.folder, error)
             if last:
                 return

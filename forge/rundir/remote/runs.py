@@ -100,6 +100,8 @@ class Listing:
         files = self.files[saved]
         if META not in files or not saved.path.is_dir():
             return f"it is torn: it has no {META}, which is written last"
+        if not saved.meta:
+            return f"its {META} is damaged"
         for name, expected in saved.meta.get("files", {}).items():
             if (size := files.get(name)) is None:
                 return f"it is torn: {name} is missing"
@@ -109,7 +111,7 @@ class Listing:
             return "it is of another run"
         if to_go_on and saved.meta.get("weights_only"):
             return "it holds the weights alone"
-        return "" if saved.meta else f"its {META} is damaged"
+        return ""
 
     def usable(self) -> list[Saved]:
         return [saved for saved in self.saved if not self.fault(saved)]

@@ -29,7 +29,7 @@ class RemoteCopies(Callback):
     def __init__(self, session: Session) -> None:
         section, run_dir = session.config.checkpoint, session.run_dir
         assert section.remote is not None
-        self.main = session.ranks.main
+        self.ranks = session.ranks
         retention = Retention(
             last=section.keep_last_n, best=section.keep_best, metric=session.config.eval.metric
         )
@@ -49,7 +49,15 @@ class RemoteCopies(Callback):
         return section.enabled and section.remote is not None
 
     def on_start(self, loop: Loop) -> None:
-        self.copies.start(loop.state.step)
+        """Start on all ranks, or on none: a fault of one is raised by all."""
+        fault: RemoteError | None = None
+        try:
+            self.copies.start(loop.state.step)
+        except RemoteError as error:
+            fault = error
+        faults = [each for each in self.ranks.of_all(fault) if each is not None]
+        if faults:
+            raise faults[0]
 
     def on_end(self, loop: Loop) -> None:
         """Wait for the copy. A store that fails is a warning: the run is complete on this disk."""
@@ -57,7 +65,7 @@ class RemoteCopies(Callback):
             try:
                 self.copies.finish()
             except RemoteError as error:
-                if self.main:
+                if self.ranks.main:
                     command = f"python -m forge.upload {directory.short(loop.run_dir)}"
                     log.warning("%s; the store lacks the last checkpoint: %s", error, command)
 

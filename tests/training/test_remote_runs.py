@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from forge import resume, train
 from forge.rundir import outcome
 from forge.rundir.remote.runs import fetch_run, listing_of
 from forge.rundir.remote.store import Store
+from forge.upload import __main__ as upload
 
 
 def steps_in(store: Store) -> list[int]:
@@ -63,50 +65,79 @@ def test_two_ranks_copy_and_the_run_goes_on_elsewhere(
     assert len([name for name in names if "rank_" in name]) == 2
 
 
-def test_commands_of_a_fresh_machine(
-    s3: str,  # noqa: F811
-    tmp_path: Path,
-    text_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The same command again, forge.resume of an address, and refusals before anything starts."""
-    remote = f"checkpoint.remote={s3}/runs"
-    words = f"{SMALL} data=text data.path={text_file} run.dir=runs/mine run.inline=true {remote}"
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Go to another machine: a working directory without runs."""
 
-    def machine(name: str) -> None:
+    def go(name: str) -> None:
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
 
+    return go
+
+
+def words(text_file: Path, *further: str) -> list[str]:
+    place = f"data=text data.path={text_file} run.dir=runs/mine run.inline=true"
+    return [*SMALL.split(), *place.split(), *further]
+
+
+def test_the_same_command_on_a_fresh_machine(
+    s3: str,  # noqa: F811
+    text_file: Path,
+    machine: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It goes on; what a store refuses is said before anything starts."""
+    typed = words(text_file, f"checkpoint.remote={s3}/runs")
     machine("first")
-    assert train.main([*words.split(), "train.max_steps=2"]) == 0
+    assert train.main([*typed, "train.max_steps=2"]) == 0
     machine("second")
-    assert train.main([*words.split(), "train.max_steps=4"]) == 0
+    assert train.main([*typed, "train.max_steps=4"]) == 0
     assert "runs/mine is not here; it is brought from s3://bucket/runs/mine" in _out(capsys)
     assert started_at(Path("runs/mine")) == [0, 2]
-    machine("third")
-    assert resume.main([f"{s3}/runs/mine", "train.max_steps=6"]) == 0
-    assert started_at(Path("runs/mine")) == [0, 2, 4]
-    assert steps_in(Store(f"{s3}/runs/mine")) == [2, 4, 6]
-    shutil.rmtree("runs/mine/checkpoints")
-    assert resume.main(["runs/mine", remote, "train.max_steps=8"]) == 0
-    assert "no checkpoint is here; the newest is brought" in _out(capsys)
-    assert started_at(Path("runs/mine"))[-1] == 6
-
+    assert steps_in(Store(f"{s3}/runs/mine")) == [2, 4]
     there = set(Store(f"{s3}/runs/mine").files())
     assert {"result.json", "report/index.html", "config.yaml", "metrics.jsonl"} <= there
-    machine("fourth")
-    assert train.main([*words.split(), "train.max_steps=8", "seed=2"]) == 2
+    machine("third")
+    assert train.main([*typed, "train.max_steps=8", "seed=2"]) == 2
     assert "seed" in capsys.readouterr().err, "the run of the store has another seed"
-    other = words.replace("runs/mine", "runs/other").split()
-    assert train.main([*other, "checkpoint.remote=s3://nowhere/runs"]) == 2
+    machine("fourth")
+    assert train.main([*typed, "checkpoint.remote=s3://nowhere/runs"]) == 2
     error = capsys.readouterr().err
     assert error.count("there is no nowhere in the store") == 1
     assert "checkpoint.remote=s3://nowhere/runs" in error
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    assert train.main(other) == 2
+    assert train.main(typed) == 2
     assert "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in capsys.readouterr().err
-    assert not Path("runs/other").exists()
+    assert not list(Path().iterdir())
+
+
+@pytest.mark.nightly
+def test_a_run_is_resumed_from_its_address(
+    s3: str,  # noqa: F811
+    text_file: Path,
+    machine: Callable[[str], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And from the store, where its checkpoints are lost; forge.upload copies one by hand."""
+    remote = f"checkpoint.remote={s3}/runs"
+    machine("first")
+    assert train.main(words(text_file, remote, "train.max_steps=2")) == 0
+    machine("second")
+    assert resume.main([f"{s3}/runs/mine", "train.max_steps=4"]) == 0
+    assert started_at(Path("runs/mine")) == [0, 2]
+    shutil.rmtree("runs/mine/checkpoints")
+    assert resume.main(["runs/mine", remote, "train.max_steps=6"]) == 0
+    assert "no checkpoint is here; the newest is brought" in _out(capsys)
+    assert started_at(Path("runs/mine")) == [0, 2, 4]
+    assert upload.main(["runs/mine", f"{s3}/copies"]) == 0
+    assert "s3://bucket/copies/mine: step 6 and the files of the run" in _out(capsys)
+    assert steps_in(Store(f"{s3}/copies/mine")) == [6]
+    machine("third")
+    start = f"checkpoint.init_from={s3}/copies/mine"
+    assert train.main([*words(text_file, start, "train.max_steps=1"), "data.val_fraction=0.2"]) == 0
+    assert "beginning with the weights of" in _out(capsys)
 
 
 def _out(capsys: pytest.CaptureFixture[str]) -> str:

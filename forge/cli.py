@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from forge.compose.composition import Composition, compose
 from forge.compose.trust import in_project, where_trusted
 from forge.config.numbers import aligned
-from forge.config.places import address_fault
+from forge.config.places import address_fault, is_remote
 from forge.config.problems import (
     COMMAND_LINE,
     REFUSED,
@@ -112,6 +112,11 @@ def local_path(name: str, text: str) -> Path:
         message, hint = fault
         raise refusal(f"{name} {text}", message, hint, COMMAND_LINE)
     return Path(text)
+
+
+def run_or_address(text: str) -> Path | str:
+    """A path of this machine, or the address of a remote store as a text."""
+    return text if is_remote(text) else _path(text)
 
 
 def _path(text: str) -> Path:

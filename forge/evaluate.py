@@ -30,6 +30,7 @@ from forge.compose.lm_eval_words import Harness, harness_of
 from forge.compose.task_words import words
 from forge.compose.trust import for_run
 from forge.config.numbers import aligned
+from forge.config.places import is_remote
 from forge.config.problems import COMMAND_LINE, ConfigError, refusal
 from forge.config.root import Config
 from forge.families.folder import is_folder
@@ -38,6 +39,7 @@ from forge.resolve.rules.evaluation import tasks
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.checkpoints import TOKENIZER
 from forge.rundir.evaluations import interval_text
+from forge.rundir.remote.local_copy import local_copy_of
 from forge.rundir.saved_config import CONFIG
 from forge.tasks.declared import tasks_of
 
@@ -76,7 +78,12 @@ def _evaluate(options: argparse.Namespace) -> int:
     if not options.overrides or "=" in options.overrides[0]:
         message, hint = "which run is evaluated?", "python -m forge.evaluate runs/mine TASK"
         raise refusal("RUN", message, hint, COMMAND_LINE)
-    place = Path(options.overrides[0])
+    name = options.overrides[0]
+    place = local_copy_of(
+        f"{name}/{checkpoints.BEST}" if options.best and is_remote(name) else name
+    )
+    if is_remote(name):
+        options.best, options.out = False, options.out or Path("runs", f"evaluated_{place.name}")
     options.lm_eval, plain = harness_of(options.overrides[1:])
     typed = words(plain, options.config_dir)
     if is_folder(place):

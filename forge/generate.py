@@ -23,7 +23,9 @@ from forge import cli
 from forge.compose.trust import for_run
 from forge.config.eval import EMA, TRAINED
 from forge.rundir import checkpoints, saved_config
+from forge.rundir.checkpoints import BEST
 from forge.rundir.files import replacing
+from forge.rundir.remote.local_copy import local_copy_of
 from forge.rundir.saved_config import CONFIG
 from forge.training.prompts import Prompt, read_prompts
 
@@ -88,7 +90,10 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 def reader(prog: str, description: str) -> cli.Parser:
     """A parser for a verb loading the weights of a run."""
     parser = cli.Parser(prog, description)
-    parser.add_argument("run", type=Path, help="a run directory, or one of its step_N checkpoints")
+    run = (
+        "a run directory, or one of its step_N checkpoints; also of a store, s3://bucket/runs/mine"
+    )
+    parser.add_argument("run", type=cli.run_or_address, help=run)
     best = "the best checkpoint by the run's eval.metric, instead of the newest"
     parser.add_argument("--best", action="store_true", help=best)
     mean = "the moving mean of the weights (train.ema_decay), instead of the trained ones"
@@ -102,7 +107,10 @@ def checkpoint_path(options: argparse.Namespace) -> Path:
     """The requested checkpoint or run; refused without a usable checkpoint, before the import of
     torch, of several seconds.
     """
-    path = options.run / checkpoints.BEST if options.best else options.run
+    if isinstance(options.run, str):  # an address
+        options.run = local_copy_of(f"{options.run}/{BEST}" if options.best else options.run)
+        options.best = False
+    path = options.run / BEST if options.best else options.run
     checkpoints.find_checkpoint(path)
     return path
 

@@ -3,6 +3,7 @@
 Examples:
     python -m forge.resume runs/mine
     python -m forge.resume runs/mine train.max_steps=3200
+    python -m forge.resume s3://bucket/runs/mine
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from forge.compose.portable import searched, unsaid
 from forge.compose.project import allowing
 from forge.compose.trust import use
 from forge.config.data import budget
+from forge.config.places import is_remote
 from forge.config.problems import COMMAND_LINE, ConfigError, quoted, refusal
 from forge.config.root import Config
 from forge.rundir import directory, saved_config, versions
@@ -67,9 +69,19 @@ def _main(options, rendezvous: Rendezvous | None) -> int:
     if not options.overrides:
         hint = "python -m forge.resume runs/<run>"
         raise refusal("RUN", "which run is to go on?", hint, COMMAND_LINE)
-    run_dir, *typed = options.overrides
-    resolution, overrides = _resolved(Path(run_dir), typed, options.config_dir)
+    place, *typed = options.overrides
+    run_dir, said = _run_of(place)
+    resolution, overrides = _resolved(run_dir, [*said, *typed], options.config_dir)
     return launch(resolution, overrides, options.config_dir, rendezvous=rendezvous).code
+
+
+def _run_of(run: Place) -> tuple[Path, list[str]]:
+    """The directory of a run, brought here from an address, and words said by the address."""
+    if not (isinstance(run, str) and is_remote(run)):
+        return path_of(run), []
+    from forge.rundir.remote.brought import run_to_resume  # imported late: of few runs
+
+    return run_to_resume(run)
 
 
 def _resolved(
@@ -192,7 +204,8 @@ def _resume(
     """Let a run go on with the run's own overrides, then `overrides`; raises as forge.run.train."""
     from forge.run import ended
 
-    run_dir, typed = path_of(run), texts(overrides)
+    run_dir, said = _run_of(run)
+    typed = [*said, *texts(overrides)]
     return ended(lambda: _resolved(run_dir, typed, config_dirs), config_dirs, background=background)
 
 

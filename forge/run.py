@@ -259,6 +259,11 @@ def _make_run(
     """Make the run directory, or take up an existing one; print its path and the changed options.
     Raises ConfigError.
     """
+    if resolution.config.checkpoint.remote:
+        from forge.rundir.remote.brought import prepare_store
+
+        if prepare_store(resolution.config):  # a run was brought here: it is one that goes on
+            resolution = resolve(resolution.config)
     config = resolution.config
     previous = directory.before(config)
     portable_overrides = portable(overrides, config_dirs, config)

@@ -162,6 +162,7 @@ def _train(
     from forge.training.build import build_loop
     from forge.training.build_session import build_session
     from forge.training.checkpoints.export_at_end import export_at_end
+    from forge.training.checkpoints.remote_end import send_end
 
     session = build_session(run_dir, rendezvous, trust=trust)
     records.stacks.interval = session.config.run.stack_trace_interval_seconds
@@ -175,6 +176,8 @@ def _train(
     session.ranks.close()
     if is_main() and session.config.checkpoint.export_at_end and not loop.interrupted:
         export_at_end(run_dir, session.config)
+    if is_main() and session.config.checkpoint.remote:
+        send_end(run_dir, session.config)
     if loop.fault:
         return FAILED
     stopped = signal.Signals.__members__.get(reason, signal.SIGTERM)

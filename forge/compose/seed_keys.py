@@ -108,7 +108,7 @@ tokenizer.vocab_size | vocab_size | with tokenizer=nanochat, its nine special to
 run.name | run_name | the readable part of a fresh directory's name; run.dir names the directory itself
 model=llama3_8b | model_name | each of the 68 names in [models.md](models.md)
 plan | debug_sharding | forge.plan --dry-run says what ranks hold, and what cuts it
-run.root | base_output_directory | a local path
+run.root | base_output_directory | a local path; checkpoint.remote copies to gs:// and s3://
 adapter.init_from | lora_input_adapters_path | a folder of PEFT
 checkpoint.enabled | enable_checkpointing | checkpoint.interval says how often, checkpoint.last what the save at the end holds
 checkpoint.keep_last_n | max_num_checkpoints_to_keep | 0 = all

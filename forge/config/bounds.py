@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from forge.config.field import Section, types_of
-from forge.config.places import address_fault
+from forge.config.places import address_fault, is_remote
 from forge.config.problems import Problem, closest, did_you_mean
 
 COMPARE = {
@@ -119,8 +119,7 @@ def element_faults(key: str, value: Any, metadata: Mapping[str, Any]) -> Iterato
         admitted = f"must be an integer or {', '.join(choices)}"
         demand = admitted if bounds else f"is one of {', '.join(choices)}"
         yield Problem(f"{key}={value}", f"{key} {demand}.", meant, rule="choices")
-    is_place = isinstance(value, str) and (metadata.get("path") or metadata.get("folder"))
-    if is_place and (fault := address_fault(f"{key}=", value)):
+    if _names_a_place(value, metadata) and (fault := address_fault(f"{key}=", value)):
         yield Problem(f"{key}={value}", *fault, rule="address")
     if isinstance(value, bool) or not isinstance(value, int | float):
         return
@@ -133,6 +132,12 @@ def element_faults(key: str, value: Any, metadata: Mapping[str, Any]) -> Iterato
         demand = f"at most {LARGEST:g}"
     if demand:
         yield Problem(f"{key}={value}", f"{key} must be {demand}.", rule="bounds")
+
+
+def _names_a_place(value: Any, metadata: Mapping[str, Any]) -> bool:
+    """Whether a value names a file or folder of this machine, and no address that is taken too."""
+    is_place = isinstance(value, str) and bool(metadata.get("path") or metadata.get("folder"))
+    return is_place and not (metadata.get("address") and is_remote(value))
 
 
 def _is_amount(value: str, metadata: Mapping[str, Any]) -> bool:

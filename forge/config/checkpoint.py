@@ -79,10 +79,21 @@ class Checkpoint(Section):
         free=True,
         acts_when=LOCAL,
     )
+    remote: str | None = opt(
+        None,
+        "copy each complete checkpoint and the run's files to this store in the background, as "
+        "s3://bucket/runs: below it by the name of the run directory",
+        free=True,
+        address=True,
+    )
     keep_last_n: int = opt(3, "keep the newest N; 0 = all", ge=0, free=True)
     keep_best: int = opt(0, "keep the N best by eval.metric too; 0 = off", ge=0, free=True)
     resume_from: str | None = opt(
-        None, "resume from this step, or from this checkpoint or run", free=True, path=True
+        None,
+        "resume from this step, or from this checkpoint or run, also s3://...",
+        free=True,
+        path=True,
+        address=True,
     )
     branch_of: str | None = opt(
         None,
@@ -92,8 +103,10 @@ class Checkpoint(Section):
     )
     init_from: str | None = opt(
         None,
-        "begin with the weights of this checkpoint, run, .safetensors file or Hugging Face folder",
+        "begin with the weights of this checkpoint, run, .safetensors file or Hugging Face folder, "
+        "also s3://...",
         path=True,
+        address=True,
     )
     init_optimizer: bool = opt(
         False,

@@ -43,6 +43,7 @@ def opt(
     free: bool = False,
     path: bool = False,
     folder: bool = False,
+    address: bool = False,
     time: bool = False,
     verbatim: bool = False,
     not_swept: str = "",
@@ -57,6 +58,7 @@ def opt(
     free: another value is permitted when a run goes on.
     path: a file or directory of this machine, made absolute.
     folder: a directory to write on this machine, kept as typed.
+    address: or an address in a remote store, such as s3://bucket/runs.
     time: minutes, or Slurm's D-HH:MM:SS.
     verbatim: brackets around a text belong to the text.
     not_swept: advice in place of the values of a sweep.
@@ -72,6 +74,7 @@ def opt(
         "free": free,
         "path": path,
         "folder": folder,
+        "address": address,
         "time": time,
         "verbatim": verbatim,
         "not_swept": not_swept,

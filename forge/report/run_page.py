@@ -14,7 +14,7 @@ from forge.launch.sweep.state import RUNNING
 from forge.report.completions import completions
 from forge.report.drawing import POINTS, thinned, track_of
 from forge.report.html import NO_SCRIPT, details, document, escape, html_section, html_table, unit
-from forge.report.inventory import Entry
+from forge.report.inventory import Entry, find_runs
 from forge.report.runs import Run
 from forge.report.table import Table
 from forge.rundir import evaluations, outcome, versions
@@ -49,6 +49,15 @@ def page_of_run(entry: Entry) -> str:
         data=data,
         script="run.js",
     )
+
+
+def write_page(run_dir: Path) -> Path:
+    """Write the page of a run to RUN/report/index.html. Raises OSError."""
+    (entry,), _ = find_runs([run_dir])
+    path = run_dir / "report" / "index.html"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page_of_run(entry), encoding="utf-8")
+    return path
 
 
 def run_summary(entry: Entry) -> list[str]:

@@ -19,7 +19,7 @@ from forge.config.model.layer import Model
 from forge.config.model.tensors import EMBEDDING, HEAD
 from forge.config.objectives.preference import Referenced
 from forge.config.parallel import Parallel
-from forge.config.places import ADDRESS
+from forge.config.places import ADDRESS, is_remote
 from forge.config.precision import Precision
 from forge.config.problems import Problem, shown
 from forge.config.root import Config
@@ -237,7 +237,8 @@ def paths(config: Config) -> Iterator[Derived]:
     """Paths become absolute: a run may start, or go on, elsewhere."""
     for key, section, field in walk(config):  # also keys of users' sections, unknown to PATHS
         path = getattr(section, field.name) if field.metadata.get("path") else None
-        if not path or (key == "checkpoint.resume_from" and path.isdecimal()):
+        is_step = key == "checkpoint.resume_from" and path and path.isdecimal()
+        if not path or is_step or (field.metadata.get("address") and is_remote(path)):
             continue
         absolute, why = os.path.abspath(os.path.expanduser(path)), TYPED_AT
         file = os.path.join(absolute, FILE_NAME)

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forge.config.changes import Change, changes
+from forge.config.places import is_remote
 from forge.config.problems import refusal
 from forge.config.root import Config
 from forge.rundir import provenance, saved_config, versions
@@ -230,7 +231,11 @@ def directory_name(label: str) -> str:
 
 
 def path_of(run: Place) -> Path:
-    """The directory of a run or checkpoint."""
+    """The directory of a run or checkpoint; of an address that of a copy. Raises RemoteError."""
+    if isinstance(run, str) and is_remote(run):
+        from forge.rundir.remote.local_copy import local_copy_of  # imported late: of few callers
+
+        return local_copy_of(run)
     return Path(run if isinstance(run, str | os.PathLike) else run.run_dir)
 
 

@@ -20,6 +20,7 @@ PROJECT = "FORGE_PROJECT"  # trust and overrides of the user's project, for mess
 HERE = "local"  # the schema of the launcher that starts ranks as this command's own processes
 LAUNCH = "launch"
 COMMANDS = ("launch.setup", "launch.srun_args", "launch.sbatch", "run.on_end")
+STORE = "checkpoint.remote"
 FOLDERS = ("checkpoint.dir", "metrics.tensorboard_dir", "profiling.trace_dir")
 # A reference to another option; anything else in ${} may read the environment.
 REFERENCE = re.compile(r"\$\{[\w.\[\]-]*\}")
@@ -62,11 +63,11 @@ def other_overrides(overrides: Sequence[str]) -> list[str]:
 def reaching_out(config: Mapping[str, Any]) -> list[str]:
     """The options of a config, as plain data, with effects outside of the run directory.
 
-    A job elsewhere and its commands, folders outside of the run directory, and addresses for a
-    tracker to send to or serve.
+    A job elsewhere and its commands, folders outside of the run directory, a store to copy the run
+    to, and addresses for a tracker to send to or serve.
     """
     commands = [LAUNCH] if _at(config, f"{LAUNCH}._type_") not in (None, HERE) else []
-    commands += [key for key in COMMANDS if _at(config, key)]
+    commands += [key for key in (*COMMANDS, STORE) if _at(config, key)]
     folders = [key for key in FOLDERS if leads_out(str(_at(config, key) or ""))]
     return [*commands, *folders, *_tracker_options(config)]
 

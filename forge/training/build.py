@@ -16,6 +16,7 @@ from forge.training.callbacks.metrics import Logger
 from forge.training.callbacks.norms import Norms
 from forge.training.callbacks.progress import StepSigns
 from forge.training.callbacks.reference_average import ReferenceAverage
+from forge.training.callbacks.remote_copies import RemoteCopies
 from forge.training.callbacks.rollout_tables import RolloutTables
 from forge.training.callbacks.saving import Saving
 from forge.training.callbacks.sparsity import Sparsity
@@ -128,6 +129,7 @@ def _order_callbacks(
         callbacks.append(StopVote(session))
     if Saving.wanted(session):
         callbacks.append(Saving(session, checkpointer, local))
+    callbacks += wanted(RemoteCopies)
     return callbacks
 
 

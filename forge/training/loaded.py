@@ -19,6 +19,7 @@ from forge.compose.task_words import words as task_words
 from forge.compose.trust import for_run
 from forge.config.data.reading import held_out_section
 from forge.config.objectives.preference import EXAMPLES
+from forge.config.places import is_remote
 from forge.config.problems import ConfigError
 from forge.data.preparing.cached import prepare_tokens
 from forge.data.tokens.store import MappedStore, TokenStore
@@ -66,10 +67,13 @@ def load(
     step: the newest checkpoint, the best by the run's eval.metric, or the checkpoint of a step.
     device: cpu, cuda, cuda:N or mps; None = as in the run, or the CPU without a GPU, on CPU and mps
     in fp32. trust: prefixes of modules outside of forge for building the model; by default the
-    prefixes of the run's project, where trusted. weights: trained, or their moving mean
+    prefixes of the run's project, where trusted. An address such as s3://bucket/runs/mine means a
+    copy in the cache. weights: trained, or their moving mean
     (train.ema_decay). The process takes over the run's threads and
     determinism. Raises ValueError for a missing checkpoint.
     """
+    if isinstance(run, str) and is_remote(run) and step != LAST:
+        run, step = f"{run}/{BEST if step == BEST else f'checkpoints/step_{step}'}", LAST
     path = _checkpoint(path_of(run), step)
     options = {"device": chosen_device(device), "weights": weights}
     trained = load_run(path, trust=for_run(path, trust), **options)

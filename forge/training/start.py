@@ -20,6 +20,7 @@ from forge.rundir import checkpoints, directory, outcome
 from forge.rundir.checkpoints import TOKENIZER, CheckpointError, Damaged, NoneLeft, Saved
 from forge.rundir.files import cut_rows
 from forge.rundir.progress import row_files
+from forge.rundir.remote.local_copy import local_copy_of
 from forge.training.callbacks.saving import restore as load_state
 from forge.training.checkpoints import restore
 from forge.training.checkpoints.adapter_base import BASE, describe_base, hash_weights, located
@@ -110,10 +111,11 @@ def _choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
     init_from = config.checkpoint.init_from
     if init_from is None:
         return Start()
-    if Path(init_from).is_file() or is_folder(init_from):
-        return Start(weights=Path(init_from))
+    path = local_copy_of(init_from)
+    if path.is_file() or is_folder(path):
+        return Start(weights=path)
     name = "checkpoint.init_from="
-    checkpoint, skipped = checkpoints.find_checkpoint(Path(init_from), name=name, damaged=damaged)
+    checkpoint, skipped = checkpoints.find_checkpoint(path, name=name, damaged=damaged)
     checkpointer.passed.warn(skipped)
     return Start(weights=checkpoint.path)
 
@@ -279,13 +281,11 @@ def _wanted(folder: Path, resume_from: str, checkpointer: Checkpointer) -> Start
     else:
         name = "checkpoint.resume_from="
         checkpoint, skipped = checkpoints.find_checkpoint(
-            Path(resume_from), name=name, to_go_on=True, damaged=passed.damaged
+            local_copy_of(resume_from), name=name, to_go_on=True, damaged=passed.damaged
         )
         passed.warn(skipped)
-        is_own = (
-            checkpoint.meta.get("run_id") == checkpointer.run_id
-            and checkpoint.path.parent == folder
-        )
+        of_run = (checkpoint.meta.get("run_id"), checkpoint.path.parent)
+        is_own = of_run == (checkpointer.run_id, folder)
     return Start(checkpoint=checkpoint, own=is_own, undo_after=checkpoint.step if is_own else -1)
 
 

@@ -59,6 +59,10 @@ class Command:
         """
         path = self.directory.path
         self.directory.agree(self.flight.plan)
+        if stores := {p.resolution.config.checkpoint.remote for p in self.planned} - {None}:
+            from forge.rundir.remote.brought import try_stores  # imported late: of few sweeps
+
+            try_stores(filter(None, stores))
         advice = f"Wait for it, or end it: python -m forge.cancel {short(path)}"
         try:
             path.mkdir(parents=True, exist_ok=True)

@@ -40,7 +40,21 @@ def test_every_option_that_is_called_a_place_is_one() -> None:
     assert set(PLACES) >= {*ours, "metrics.tensorboard_dir", "profiling.trace_dir", "data.path"}
 
 
-@pytest.mark.parametrize(("schema", "field"), PLACES.values(), ids=PLACES)
+REMOTE = {key for key, (_, field) in PLACES.items() if field.metadata["address"]}
+LOCAL = {key: given for key, given in PLACES.items() if key not in REMOTE}
+
+
+def test_options_that_take_an_address() -> None:
+    assert {"checkpoint.init_from", "checkpoint.resume_from"} <= REMOTE
+    section = composition.config().checkpoint
+    for address in ("s3://b/x", "gs://b/x", "hf://b/x", "file:///b/x"):
+        section.init_from = address
+        assert not list(check_bounds(section))
+    section.init_from = "https://b/x"
+    assert [problem.rule for problem in check_bounds(section)] == ["address"]
+
+
+@pytest.mark.parametrize(("schema", "field"), LOCAL.values(), ids=LOCAL)
 def test_an_address_is_refused(schema: type[Section], field: dataclasses.Field) -> None:
     section = composition.config() if schema is Config else schema()
     for address in ("s3://b/x", "gs://b/x", "hf://b/x", "HTTPS://b/x", "file:///b/x"):
@@ -56,7 +70,7 @@ def test_an_address_is_refused(schema: type[Section], field: dataclasses.Field) 
 TYPED = {
     "run.root": ["run.root=s3://b/r"],
     "run.dir": ["run.dir=file://{tmp}/r"],
-    "checkpoint.init_from": ["checkpoint.init_from=hf://o/m"],
+    "checkpoint.init_from": ["checkpoint.init_from=https://o/m"],
     "sweep.root": ["-m", "seed=1,2", "sweep.root=gs://b/s"],
     "eval.sets.mine.path": ["+eval.sets.mine.path=s3://b/x.txt"],
     "data.sources.a.path": ["data=mix", "+data.sources.a.path=s3://b/x.txt"],

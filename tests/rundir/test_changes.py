@@ -116,6 +116,7 @@ def with_values(config: Config, **values: Any) -> Config:
         ("train.max_steps", 99, False),
         ("train.max_steps", 101, True),
         ("checkpoint.resume_from", "3", True),
+        ("checkpoint.remote", "s3://bucket/runs", True),
         ("run.trust", ("mine.",), True),
         ("callbacks", {}, True),
         ("techniques", {"t": {"_target_": "mypkg.EMA"}}, True),

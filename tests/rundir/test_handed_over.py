@@ -36,6 +36,7 @@ ATTACKS: dict[str, tuple[list[str], str]] = {
     "setup": ([*SLURM, "launch.setup=['touch {out}/made']"], NOT_ITS_OWN),
     "on_end": (["run.on_end='touch {out}/made'"], NOT_ITS_OWN),
     "checkpoint.dir": (["checkpoint.dir={out}"], NOT_ITS_OWN),
+    "remote": (["checkpoint.remote=file://{out}"], NOT_ITS_OWN),
     "tensorboard_dir": (["metrics.tensorboard_dir=../out"], NOT_ITS_OWN),
     "trace_dir": (["profiling.trace_dir={out}"], NOT_ITS_OWN),
     "environment": (["run.name=${{oc.env:HOME}}"], NOT_ITS_OWN),

@@ -314,7 +314,7 @@ class Shards(Files):
     tokenized = True
     marks_responses = True  # of shards by forge.prepare from data with responses
     _target_: str = "forge.data.tokens.tokens.shards"
-    path: str = opt("", "directory of token shards, or one of them", path=True)
+    path: str = opt("", "directory of token shards, or one; also s3://", path=True, address=True)
     file_pattern: str | None = opt(
         None, "glob of shards inside the directory; null = all of it that is .npy or .bin"
     )

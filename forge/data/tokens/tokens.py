@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from forge.config.data.text import Shards, Synthetic
+from forge.config.places import is_remote
 from forge.data.text.corpus import refuse_broken
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.data.tokens.manifest import read_manifest
 from forge.data.tokens.shards import HASHED_WHOLE_BYTES, BrokenStore, IndexedStore
 from forge.data.tokens.store import MappedStore, Slice, TokenStore, sample_blocks, sample_hash
 from forge.data.tokens.token_files import TokenFile, bad, token_file
+from forge.rundir.remote.local_copy import local_folder
 
 DRAWN_AT_ONCE = 1 << 12
 Splits = tuple[TokenStore, TokenStore]
@@ -97,8 +99,12 @@ def _file_store(files: Sequence[TokenFile], n_ids: int) -> FileStore:
 def shards(section: Shards) -> TokenSource:
     """Token shards in a directory; a directory made by forge.prepare keeps its own splits.
 
-    ValueError, naming data.path: no shard matches, or a shard is malformed.
+    Of a remote store a copy is read. ValueError, naming data.path: no shard matches, or a shard is
+    malformed.
     """
+    if is_remote(section.path):
+        local = local_folder(section.path, section.cache_dir, section.file_pattern)
+        section = replace(section, path=str(local))
     files = [Path(name) for name in section.files()]
     refuse_broken([Path(name) for name in section.names()])
     if not files:

@@ -35,7 +35,7 @@ from forge.resolve.rules import (
     streaming,
     training,
 )
-from forge.resolve.rules.steps import branch, diloco, horizon, local_tier, stages
+from forge.resolve.rules.steps import branch, diloco, horizon, local_tier, remote, stages
 
 OF_COMPONENTS = [sys.modules[name] for name in schemas.schema_modules()]
 OF_ALL = (
@@ -51,6 +51,7 @@ OF_ALL = (
     stages,
     diloco,
     local_tier,
+    remote,
     training,
     sft,
     recompute,

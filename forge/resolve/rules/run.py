@@ -16,7 +16,7 @@ from forge.config.field import Section, default_of
 from forge.config.launch import Launch, Slurm
 from forge.config.metrics import Metrics
 from forge.config.model.decoder import Decoder
-from forge.config.places import address_fault
+from forge.config.places import address_fault, is_remote
 from forge.config.problems import literal, shown, typed_override
 from forge.config.root import Config
 from forge.config.rule import Findings, rule, walk
@@ -25,6 +25,7 @@ from forge.config.targets.own import Own
 from forge.config.targets.target import group_of_path, inner_faults, target_fault
 from forge.config.tokenizers.tokenizer import BPE
 from forge.planning.world import World, ranks_of
+from forge.resolve.rules.steps.remote import absence_of
 
 
 @rule("run.device")
@@ -68,7 +69,7 @@ def data_path(data: Files) -> Findings:
     """data.path must be a path that exists and may be read, or a glob that matches."""
     if not data.path:
         yield "data.path", "data.path=my.txt, a directory, or 'data.path=corpus/**/*.jsonl'"
-    elif fault := path_fault(data.path):
+    elif fault := (absence_of if is_remote(data.path) else path_fault)(data.path):
         yield "data.path", *fault
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from forge.config import changes
 from forge.config.checkpoint import Checkpoint
 from forge.config.model.tensors import TensorSpec
+from forge.config.places import is_remote
 from forge.config.problems import closest, did_you_mean, shown
 from forge.config.root import Config
 from forge.config.rule import Findings, rule, walk
 from forge.config.run import Run
+from forge.resolve.rules.steps.remote import absence_of
 from forge.rundir import checkpoints, saved_config
 from forge.rundir.files import unwritable
 
@@ -113,6 +115,10 @@ def init_from(config: Config, checkpoint: Checkpoint) -> Findings:
     path = checkpoint.init_from
     if path is None or os.path.exists(path) or has_saved_since(config, "init_from"):
         return
+    if is_remote(path):
+        if fault := absence_of(path):
+            yield f"checkpoint.init_from={path}", *fault
+        return
     if os.path.basename(path) != checkpoints.BEST or not os.path.isdir(os.path.dirname(path)):
         hint = (
             "a step_N directory, a run directory with checkpoints, RUN/best, a .safetensors file "
@@ -127,7 +133,10 @@ def resume_from(config: Config, checkpoint: Checkpoint, run: Run) -> Findings:
     key, start = "checkpoint.resume_from", checkpoint.resume_from
     if start is None or has_saved_since(config, "resume_from"):
         return
-    if not start.isdecimal():
+    if is_remote(start):
+        if fault := absence_of(start):
+            yield f"{key}={start}", *fault
+    elif not start.isdecimal():
         if not os.path.isdir(start):
             hint = "a step of this run, a step_N directory, or a run directory with checkpoints"
             yield key, f"there is no directory {start}.", hint

@@ -11,6 +11,7 @@ from forge.config.regular import open_regular
 from forge.families.folder import is_folder
 from forge.rundir import checkpoints
 from forge.rundir.checkpoints import WEIGHTS, CheckpointError, Saved
+from forge.rundir.remote.local_copy import local_copy_of
 
 BASE = "base"
 """Key of the base in a checkpoint's meta.json."""
@@ -20,7 +21,7 @@ SAMPLES, SAMPLE = 64, 1 << 20
 
 def _base_path(init_from: str) -> Path:
     """Resolve checkpoint.init_from to a checkpoint, file or folder. Raises CheckpointError."""
-    path = Path(init_from)
+    path = local_copy_of(init_from)
     if path.is_file() or is_folder(path):
         return path
     return checkpoints.find_checkpoint(path, name="checkpoint.init_from=")[0].path

@@ -1,7 +1,7 @@
-"""One of four ranks is frozen by SIGSTOP: when, and in which words, the log and forge.status name it
-and the collective in which the others wait.
+"""One of four ranks is frozen by SIGSTOP: when, and in which words, the log and forge.status name
+it and the collective in which the others wait.
 
-    python benchmarks/waiting/frozen_rank.py > benchmarks/results/frozen_rank.md
+    python benchmarks/checkpoints/frozen_rank.py > benchmarks/results/frozen_rank.md
 
 Exit code 1 when it is named later than 60 seconds after the limit, or without its collective.
 """
@@ -133,7 +133,9 @@ def main() -> int:
     arguments.add_argument("overrides", nargs="*", help="of the run")
     options = arguments.parse_args()
     print(f"`python {os.path.relpath(sys.argv[0])}`, torch {torch.__version__}, ", end="")
-    print(f"{os.cpu_count()} cores. The limit is {SILENT:.0f} s without a sign of life, which every")
+    print(
+        f"{os.cpu_count()} cores. The limit is {SILENT:.0f} s without a sign of life, which every"
+    )
     print(f"rank gives each 20 s. Rank {FROZEN} of {RANKS} (fsdp) was frozen after step 20.\n")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()

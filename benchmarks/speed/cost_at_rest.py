@@ -1,0 +1,175 @@
+"""What the watching of a run costs its steps: the ledger, signs of life and statistics by layer,
+off and on in turn inside of one run.
+
+    python benchmarks/speed/cost_at_rest.py > benchmarks/results/cost_at_rest.md
+
+Blocks of steps in turn: with nothing of it, with the defaults (the ledger on the disk after every
+step, a sign of each step), and with statistics of activations, gradients and weights every 10 steps
+too. Seconds of the CPU of the thread that trains, with one thread, which those who share the
+machine add little to; the figure is the median over pairs of neighbouring blocks. The thread that
+gives signs of life every 20 seconds is timed by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import forge
+from forge.rundir import directory
+from forge.rundir.signs import ALIVE, EVERY, SILENT, _file, _Watch
+from forge.rundir.stacks import Stacks
+from forge.rundir.wall_clock.ledger import Ledger
+from forge.training.build import build_loop
+from forge.training.build_session import build_session
+from forge.training.callback import Callback
+from forge.training.callbacks.internals import Internals
+from forge.training.callbacks.progress import StepSigns
+from forge.training.loop import Loop
+from forge.training.step_output import StepOutput
+
+SMALL = (
+    "model.vocab_size=512 tokenizer.vocab_size=512 model.dim=64 model.n_layers=4 model.n_heads=2 "
+    "train.batch_size=1 train.seq_len=64"
+)
+SIZES = ((SMALL, "1 x 64", 20, 40), ("", "the default run", 10, 10))
+"""Overrides, name, steps of a block, and blocks of each arm."""
+COMMON = "optimizer=adamw eval=off checkpoint=off metrics.enable_console=false run.num_threads=1"
+OFF, DEFAULTS, INTERNALS = "off", "the defaults", "statistics every 10 steps too"
+ARMS = (OFF, DEFAULTS, INTERNALS)
+LOOKS, WATCHED = 200, 8  # signs of life that are timed, of a main rank that watches so many
+
+
+class NoLedger:
+    """In place of the ledger: names nothing."""
+
+    run_dir = None
+
+    def span(self, name: str) -> Any:
+        return nullcontext()
+
+    long_span = span
+
+    def ignore(self, *arguments: Any) -> None:
+        """Take any call."""
+
+    begin = step = enter = rename = saved = write = close = ignore
+
+
+class Turns(Callback):
+    """Switches the arm after each block, and times each block; the first of each arm is left out.
+
+    Stands last: what is timed is from here to here.
+    """
+
+    def __init__(self, ledger: Ledger, block: int) -> None:
+        self.ledger, self.block, self.number = ledger, block, 0
+        self.blocks: dict[str, list[float]] = {arm: [] for arm in ARMS}
+        self.internals: Internals | None = None
+        self.mark = 0.0
+
+    def on_start(self, loop: Loop) -> None:
+        self.switch(loop)
+
+    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
+        if loop.state.step % self.block:
+            return
+        arm, seconds = ARMS[self.number % len(ARMS)], time.thread_time() - self.mark
+        if self.number >= len(ARMS):
+            self.blocks[arm].append(seconds / self.block)
+        self.number += 1
+        self.switch(loop)
+
+    def switch(self, loop: Loop) -> None:
+        """Take the callbacks and the ledger of the next arm."""
+        arm = ARMS[self.number % len(ARMS)]
+        if self.internals is not None:
+            self.internals.close()
+        self.internals = Internals(loop.session) if arm == INTERNALS else None
+        left = [each for each in loop.callbacks if not isinstance(each, (Internals, StepSigns))]
+        added = [] if arm == OFF else [StepSigns(loop.session)]
+        for sign in added:
+            sign.on_start(loop)
+        watching = [self.internals] if self.internals is not None else []
+        loop.callbacks = [*added, *left[:-1], *watching, self]
+        loop._acting.clear()
+        loop.ledger = NoLedger() if arm == OFF else self.ledger  # type: ignore[assignment]
+        self.mark = time.thread_time()
+
+
+def measure(overrides: str, block: int, blocks: int) -> tuple[int, dict[str, list[float]]]:
+    """Parameters of the model, and seconds a step of each block by arm."""
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
+        steps = block * (blocks + 1) * len(ARMS)
+        words = [*COMMON.split(), *overrides.split(), f"train.max_steps={steps}"]
+        words += ["metrics.internals=10", f"run.dir={folder}/run"]
+        run_dir, _ = directory.create(forge.compose(words).validate(), overrides=())
+        (Path(run_dir) / ALIVE).mkdir()
+        ledger = Ledger.open(Path(run_dir))
+        loop = build_loop(build_session(Path(run_dir)), ledger)
+        for each in loop.callbacks:
+            if isinstance(each, Internals):
+                each.close()
+        turns = Turns(ledger, block)
+        loop.callbacks = [*loop.callbacks, turns]
+        size = sum(parameter.numel() for parameter in loop.model.parameters())
+        loop.run()
+        ledger.close()
+    return size, turns.blocks
+
+
+def looks() -> float:
+    """Seconds of the CPU that a main rank takes to give a sign of life, and to look at others."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / ALIVE).mkdir()
+        files = [_file(folder, rank) for rank in range(WATCHED + 1)]
+        stacks = Stacks(folder, 0, frozen=SILENT)
+        for rank in range(1, WATCHED + 1):
+            _Watch(files[rank], [], EVERY, SILENT, Stacks(folder, rank, frozen=SILENT))
+        watch = _Watch(files[0], files[1:], EVERY, SILENT, stacks)
+        watch.names_stalls = True
+        began = time.thread_time()
+        for _ in range(LOOKS):
+            watch.look()
+        taken = (time.thread_time() - began) / LOOKS
+        stacks.close()
+    return taken
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description="What the watching of a run costs.")
+    arguments.add_argument("--small", action="store_true", help="the small model alone")
+    sizes = SIZES[:1] if arguments.parse_args().small else SIZES
+    torch.set_num_threads(1)
+    print(f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, {os.cpu_count()} cores, one")
+    print("thread, seconds of the CPU, blocks of steps in turn.\n")
+    print("| model | arm | blocks | median a step | added, median of pairs | quartiles |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for overrides, name, block, blocks in sizes:
+        size, taken = measure(overrides, block, blocks)
+        label = f"{name} ({size / 1e6:.2f}M)"
+        for arm in ARMS:
+            middle = statistics.median(taken[arm]) * 1e3
+            pairs = zip(taken[arm], taken[OFF], strict=False)  # the last step ends a block early
+            low, half, high = statistics.quantiles([mine / off - 1 for mine, off in pairs], n=4)
+            added = "" if arm == OFF else f"{half:+.2%}"
+            spread = "" if arm == OFF else f"{low:+.2%} to {high:+.2%}"
+            cells = [label, arm, f"{len(taken[arm])} x {block}", f"{middle:.3f} ms", added, spread]
+            print(f"| {' | '.join(cells)} |", flush=True)
+    seconds = looks()
+    print(f"\nA sign of life, and a look at {WATCHED} other ranks: {seconds * 1e3:.2f} ms of the")
+    print(f"CPU, every {EVERY:.0f} s: {seconds / EVERY:.4%}.")
+
+
+if __name__ == "__main__":
+    main()

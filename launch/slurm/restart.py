@@ -78,7 +78,7 @@ def _final(run_dir: Path, fields: dict[str, str], code: int, most: int) -> str:
         return "a mistake in the options"
     if (result := outcome.read_result(run_dir)) is not None:
         return f"the run has ended by itself ({result.reason})"
-    steps = [row["reached"] for row in _restarts(run_dir)]
+    steps = [row.get("reached", ledger.UNBEGUN) for row in _restarts(run_dir)]
     if len(steps) >= most:
         return f"launch.max_restarts={most} is used up"
     stuck, furthest = starts_in_vain([*steps, _reached(run_dir)])
@@ -93,15 +93,17 @@ def _queue_again(run_dir: Path, job: str, fields: dict[str, str], log: Path, mos
     given = fields.get("ExcNodeList", "")
     excluded = [] if given in queue.NO_REASON else [given]
     without = ""
-    if death.node and _other_nodes(fields, {death.node, *excluded}) < int(fields["NumNodes"]):
+    if death.node and _other_nodes(fields, {death.node, *_names(",".join(excluded))}) < int(
+        fields["NumNodes"]
+    ):
         without = f", {death.node} included: there are no nodes in its place"
     elif death.node:
         excluded.append(death.node)
         without = f", without node {death.node}"
     number = f"restart {len(_restarts(run_dir)) + 1} of launch.max_restarts={most}"
     _say(f"{death.cause}; queueing the job again{without} ({number})")
-    row = {"event": "restart", "time": now(), "cause": death.cause, "reached": _reached(run_dir)}
-    append_row(run_dir / ATTEMPTS, row | {"excluded": excluded})
+    row = {"event": "restart", "time": now(), "status": "queued again", "reason": death.cause}
+    append_row(run_dir / ATTEMPTS, row | {"reached": _reached(run_dir), "excluded": excluded})
     code, _, error = queue.run_command(["scontrol", "requeue", job])
     if code:
         return f"scontrol requeue {job}: {error}"
@@ -150,11 +152,16 @@ def starts_in_vain(steps: Iterable[int]) -> tuple[int, int]:
 
 def _node_of(rank: int, fields: dict[str, str]) -> str | None:
     """The node of a rank, with as many ranks on each."""
-    command = ["scontrol", "show", "hostnames", fields.get("NodeList", "")]
-    nodes = queue.run_command(command)[1].split()
+    nodes = _names(fields.get("NodeList", ""))
     tasks = int(os.environ.get("SLURM_NTASKS", len(nodes)))
     per_node = max(tasks // max(len(nodes), 1), 1)
     return nodes[rank // per_node] if rank // per_node < len(nodes) else None
+
+
+def _names(nodes: str) -> list[str]:
+    """The nodes of a list like node[1-3,7], in their order."""
+    command = ["scontrol", "show", "hostnames", nodes]
+    return queue.run_command(command)[1].split() if nodes else []
 
 
 def _other_nodes(fields: dict[str, str], excluded: set[str]) -> int:

@@ -72,8 +72,8 @@ def show(folder: Path, words: Sequence[str], env: dict[str, str]) -> Shown:
     """Make a run left alone, and one of which a rank is killed after a while."""
     command = [sys.executable, "-m", "forge.train", *OPTIONS, *words]
     alone, run = folder / "alone", folder / "run"
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    subprocess.run([*command, f"run.dir={alone}"], check=True, timeout=900, env=env, **quiet)
+    first = [*command, f"run.dir={alone}"]
+    subprocess.run(first, check=True, timeout=900, env=env, capture_output=True)
     with (folder / "output").open("wb") as output:
         started = [*command, *ELASTIC, f"run.dir={run}"]
         process = subprocess.Popen(started, stdout=output, stderr=output, env=env)
@@ -93,7 +93,7 @@ def show(folder: Path, words: Sequence[str], env: dict[str, str]) -> Shown:
     spent = read_goodput(run)
     assert spent is not None
     starts = [row for row in attempts(run) if row["event"] == "start"]
-    configs = [saved_config.load_config(run / row["config"]) for row in starts]
+    configs = [saved_config.load_config(run / row["config"], trust=()) for row in starts]
     ranks = [config.run.num_processes or 0 for config in configs]
     return Shown(
         starts=[(size, row["step"]) for size, row in zip(ranks, starts, strict=True)],

@@ -68,37 +68,45 @@ class Shown:
         return faults
 
 
+def command(folder: Path, place: Path, words: Sequence[str], kills: int, steps: int) -> list[str]:
+    """The command of a run, whose steps are counted in a folder of their own."""
+    counted = counts(folder, place)
+    counted.mkdir()
+    more = [
+        *(f"+callbacks.marks._target_={MARKS}", f"+callbacks.marks.folder={counted}"),
+        "run.trust=[helpers.]",
+        f"checkpoint.local_dir={disks(folder, place)}/node_%n",
+        f"checkpoint.local_interval={LOCAL}",
+        "checkpoint.local_ranks=1",
+        f"checkpoint.interval={SHARED}",
+    ]
+    whole = kill_ranks.command_of(place, kills, [*words, *more])
+    whole = [word for word in whole if word != "checkpoint.interval=5"]
+    return [re.sub(r"^train.max_steps=.*", f"train.max_steps={steps}", word) for word in whole]
+
+
+def counts(folder: Path, place: Path) -> Path:
+    return folder / f"steps_of_{place.name}"
+
+
+def disks(folder: Path, place: Path) -> Path:
+    return folder / "disks" / place.name
+
+
 def show(
     folder: Path, words: Sequence[str], *, kills: int, steps: int, seed: int, env: dict[str, str]
 ) -> Shown:
     """Make the run undisturbed, and killed. words: further overrides."""
-    alone, run, disks = folder / "alone", folder / "run", folder / "disks"
+    alone, run = folder / "alone", folder / "run"
     kill_ranks.STEPS_A_KILL = steps // (kills + 1)
-
-    def command(place: Path) -> list[str]:
-        counted = folder / f"steps_of_{place.name}"
-        counted.mkdir()
-        more = [
-            f"+callbacks.marks._target_={MARKS}",
-            f"+callbacks.marks.folder={counted}",
-            "run.trust=[helpers.]",
-            f"checkpoint.local_dir={disks / place.name}/node_%n",
-            f"checkpoint.local_interval={LOCAL}",
-            "checkpoint.local_ranks=1",
-            f"checkpoint.interval={SHARED}",
-        ]
-        whole = kill_ranks.command_of(place, kills, [*words, *more])
-        whole = [word for word in whole if word != "checkpoint.interval=5"]
-        return [re.sub(r"^train.max_steps=.*", f"train.max_steps={steps}", word) for word in whole]
-
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    subprocess.run(command(alone), check=True, env=env, timeout=900, **quiet)
-    typed, began = command(run), time.time()
+    typed = command(folder, alone, words, kills, steps)
+    subprocess.run(typed, check=True, env=env, timeout=900, capture_output=True)
+    typed, began = command(folder, run, words, kills, steps), time.time()
     draw = random.Random(seed)
-    deaths = list(kill_ranks.storm(typed, run, kills, draw, env, disks / run.name))
+    deaths = list(kill_ranks.storm(typed, run, kills, draw, env, disks(folder, run)))
     clock, spent = time.time() - began, read_goodput(run)
     assert spent is not None
-    counted = folder / f"steps_of_{run.name}"
+    counted = counts(folder, run)
     same, different = kill_compare.compare(alone, run, tidy=False)
     return Shown(
         deaths=deaths,

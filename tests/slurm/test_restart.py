@@ -72,7 +72,7 @@ def test_the_node_of_a_frozen_rank(
     sign = tmp_path / "alive" / "rank_6"
     sign.parent.mkdir()
     sign.write_text(json.dumps({"host": "other", "process": 3}))
-    os.utime(sign, (time.time() - 600,) * 2)
+    os.utime(sign, (time.time() - 600, time.time() - 600))
     log = output(tmp_path, "srun: error: n1: tasks 0-3: Exited with exit code 1")
     death = cause_of_death(tmp_path, log, FIELDS)
     assert death.node == "n2"

@@ -6,8 +6,9 @@ off and on in turn inside of one run.
 Blocks of steps in turn: with nothing of it, with the defaults (the ledger on the disk after every
 step, a sign of each step), and with statistics of activations, gradients and weights every 10 steps
 too. Seconds of the CPU of the thread that trains, with one thread, which those who share the
-machine add little to; the figure is the median over pairs of neighbouring blocks. The thread that
-gives signs of life every 20 seconds is timed by itself.
+machine add little to; the figure is the median over pairs of neighbouring blocks. On a loaded
+machine the pairs scatter by more than what is looked for; so the calls that a step makes are timed
+by themselves too, as is the thread that gives signs of life every 20 seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from forge.training.build import build_loop
 from forge.training.build_session import build_session
 from forge.training.callback import Callback
 from forge.training.callbacks.internals import Internals
-from forge.training.callbacks.progress import StepSigns
+from forge.training.callbacks.progress import Steps, StepSigns
 from forge.training.loop import Loop
 from forge.training.step_output import StepOutput
 
@@ -41,11 +42,12 @@ SMALL = (
     "model.vocab_size=512 tokenizer.vocab_size=512 model.dim=64 model.n_layers=4 model.n_heads=2 "
     "train.batch_size=1 train.seq_len=64"
 )
-SIZES = ((SMALL, "1 x 64", 20, 40), ("", "the default run", 10, 10))
+SIZES = ((SMALL, "1 x 64", 20, 40), ("", "the default run", 10, 6))
 """Overrides, name, steps of a block, and blocks of each arm."""
 COMMON = "optimizer=adamw eval=off checkpoint=off metrics.enable_console=false run.num_threads=1"
 OFF, DEFAULTS, INTERNALS = "off", "the defaults", "statistics every 10 steps too"
 ARMS = (OFF, DEFAULTS, INTERNALS)
+CALLS = 5000  # steps whose calls are timed by themselves
 LOOKS, WATCHED = 200, 8  # signs of life that are timed, of a main rank that watches so many
 
 
@@ -127,6 +129,26 @@ def measure(overrides: str, block: int, blocks: int) -> tuple[int, dict[str, lis
     return size, turns.blocks
 
 
+def calls() -> float:
+    """Seconds of the CPU a step of all calls that a step of a run with the defaults makes."""
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / ALIVE).mkdir()
+        ledger, signs = Ledger.open(Path(name)), Steps(Path(name), 0)
+        signs.begin(0)
+        began = time.thread_time()
+        for step in range(1, CALLS + 1):
+            with ledger.span("data_wait"):
+                pass
+            ledger.rename("data_wait", "rollout", 0.0)
+            with ledger.span("checkpoint"):
+                pass
+            signs.finished(step)
+            ledger.step(step)
+        taken = (time.thread_time() - began) / CALLS
+        ledger.close()
+    return taken
+
+
 def looks() -> float:
     """Seconds of the CPU that a main rank takes to give a sign of life, and to look at others."""
     with tempfile.TemporaryDirectory() as name:
@@ -150,11 +172,12 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description="What the watching of a run costs.")
     arguments.add_argument("--small", action="store_true", help="the small model alone")
     sizes = SIZES[:1] if arguments.parse_args().small else SIZES
+    inside = calls()
     torch.set_num_threads(1)
     print(f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, {os.cpu_count()} cores, one")
     print("thread, seconds of the CPU, blocks of steps in turn.\n")
-    print("| model | arm | blocks | median a step | added, median of pairs | quartiles |")
-    print("| --- | --- | --- | --- | --- | --- |")
+    heads = "model, arm, blocks, median a step, added: median of pairs, quartiles, calls alone"
+    print(f"| {' | '.join(heads.split(', '))} |\n|{' --- |' * 7}")
     for overrides, name, block, blocks in sizes:
         size, taken = measure(overrides, block, blocks)
         label = f"{name} ({size / 1e6:.2f}M)"
@@ -163,9 +186,13 @@ def main() -> None:
             pairs = zip(taken[arm], taken[OFF], strict=False)  # the last step ends a block early
             low, half, high = statistics.quantiles([mine / off - 1 for mine, off in pairs], n=4)
             added = "" if arm == OFF else f"{half:+.2%}"
+            inside_of = f"{inside * 1e3 / middle:.3%}" if arm == DEFAULTS else ""
             spread = "" if arm == OFF else f"{low:+.2%} to {high:+.2%}"
-            cells = [label, arm, f"{len(taken[arm])} x {block}", f"{middle:.3f} ms", added, spread]
+            cells = [label, arm, f"{len(taken[arm])} x {block}", f"{middle:.3f} ms"]
+            cells += [added, spread, inside_of]
             print(f"| {' | '.join(cells)} |", flush=True)
+    print(f"\nThe calls of the defaults alone, {CALLS:,} times: {inside * 1e6:.0f} microseconds of")
+    print("the CPU a step; the last column has them as a share of the step.")
     seconds = looks()
     print(f"\nA sign of life, and a look at {WATCHED} other ranks: {seconds * 1e3:.2f} ms of the")
     print(f"CPU, every {EVERY:.0f} s: {seconds / EVERY:.4%}.")

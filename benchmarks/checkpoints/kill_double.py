@@ -10,7 +10,7 @@ from forge.training import build_session
 from forge.training.callback import Callback
 
 torch.set_default_dtype(torch.float64)  # entries are imported before the model is built
-build_session.check_dtypes = lambda model: None
+build_session.check_dtypes = lambda *arguments: None
 
 
 class Double(Callback):

@@ -18,6 +18,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,7 +65,10 @@ COMMON = [
     "metrics.log_interval=1",
     "metrics.enable_console=true",
 ]
-VICTIMS = ("rank 0", "rank 1", "the command")
+COMMAND = "the command"
+VICTIMS = ("rank 0", "rank 1", COMMAND)
+NODES = ("node 0", "node 1")
+"""Each of one rank; its disk goes with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,16 +88,25 @@ class Death:
 
 
 def storm(
-    command: Sequence[str], run_dir: Path, kills: int, draw: random.Random, env: dict[str, str]
+    command: Sequence[str],
+    run_dir: Path,
+    kills: int,
+    draw: random.Random,
+    env: dict[str, str],
+    disks: Path | None = None,
 ) -> Iterator[Death]:
     """Start a run and kill one of its processes, so many times, then let it end.
 
-    Raises RuntimeError where a start does not end as it should.
+    disks: folder with a `node_N` of each rank, for kills of NODES too. Raises RuntimeError where a
+    start does not end as it should.
     """
+    victims = VICTIMS if disks is None else (*VICTIMS, *NODES)
     for number in range(1, kills + 1):
         aim = STEPS_A_KILL * number + draw.randrange(-3, 4)
-        victim, delay = draw.choice(VICTIMS), draw.uniform(0, 0.15)
+        victim, delay = draw.choice(victims), draw.uniform(0, 0.15)
         yield _start(command, run_dir, env, victim, aim, delay)
+        if victim in NODES and disks is not None:
+            shutil.rmtree(disks / f"node_{victim[-1]}", ignore_errors=True)
     yield _start(command, run_dir, env)
 
 
@@ -117,7 +130,7 @@ def _start(
                 first = _starts(run_dir)[-1]["step"] + 1
                 _wait(lambda: _step(run_dir) >= max(aim, first) or process.poll() is not None)
                 time.sleep(delay)
-                pid = process.pid if victim == VICTIMS[-1] else ranks_of(run_dir)[int(victim[-1])]
+                pid = process.pid if victim == COMMAND else ranks_of(run_dir)[int(victim[-1])]
                 step = _step(run_dir)
                 os.kill(pid, signal.SIGKILL)
             killed = time.monotonic()
@@ -131,7 +144,7 @@ def _start(
                 os.killpg(process.pid, signal.SIGKILL)
         log.seek(0)
         said = log.read()
-    right = {"": 0, VICTIMS[-1]: -signal.SIGKILL}.get(victim, 128 + signal.SIGKILL)
+    right = {"": 0, COMMAND: -signal.SIGKILL}.get(victim, 128 + signal.SIGKILL)
     if code != right:
         raise RuntimeError(f"exit code {code}, not {right}, after {victim} was killed:\n{said}")
     names = sorted(path.name for path in run_dir.glob("checkpoints/*"))

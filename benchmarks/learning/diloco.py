@@ -35,6 +35,10 @@ ARMS = {
     "apart, H = 30, outer lr 0.7": "diloco=on diloco.sync_period=30 diloco.outer_lr=0.7",
     "apart, H = 30, joined to the mean": "diloco=on diloco.sync_period=30 diloco.outer_lr=1 "
     "diloco.outer_momentum=0",
+    "apart, H = 10, joined to the mean": "diloco=on diloco.sync_period=10 diloco.outer_lr=1 "
+    "diloco.outer_momentum=0",
+    "apart, H = 10, outer lr 0.1": "diloco=on diloco.sync_period=10 diloco.outer_lr=0.1",
+    "apart, H = 10, outer momentum 0": "diloco=on diloco.sync_period=10 diloco.outer_momentum=0",
 }
 BETWEEN = ("hsdp", "diloco")
 """Techniques whose messages go between replicas, in the model of traffic."""

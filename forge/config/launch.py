@@ -45,6 +45,11 @@ class Slurm(Submitit):
     time: int = opt(60, "limit of a job in minutes", gt=0, time=True)
     signal_before: int = opt(120, "seconds before the limit at which a run saves and stops", ge=0)
     max_requeues: int = opt(5, "how many times a stopped job is queued again", ge=0)
+    max_restarts: int = opt(
+        0,
+        "how many times a job is queued again after a rank has died, without that rank's node",
+        ge=0,
+    )
     nodes: int | None = opt(None, "machines; null = as many as the ranks need", gt=0)
     gpus_per_node: int | None = opt(
         None, "GPUs of a machine; null = one a rank, 0 = ranks on CPUs", ge=0

@@ -6,7 +6,7 @@ from forge.config.field import Condition, Section, opt, section
 
 OWN_RANKS = Condition(
     lambda config, ranks: config.launch.schema_name == "local" and not config.run.inline,
-    "where another launcher restarts ranks (launch.max_requeues), or with run.inline=true",
+    "where another launcher restarts ranks (launch.max_restarts), or with run.inline=true",
 )
 
 

@@ -91,15 +91,21 @@ def who_waits(
             for rank, each in members.items()
             if each.number == furthest.number and each.waiting
         ]
-        behind = {rank: each.number for rank, each in members.items() if rank not in waiting}
-        behind = {rank: number for rank, number in behind.items() if number < furthest.number}
+        behind = {r: each for r, each in members.items() if each.number < furthest.number}
         if waiting and behind:
             verb = "waits" if len(waiting) == 1 else "wait"
-            done = [
-                f"rank {r}{places.get(r, '')} was last at {n}" for r, n in sorted(behind.items())
-            ]
-            return f"{_ranks(waiting)} {verb} in {furthest.words()}; {', '.join(done[:MOST])}"
+            # Ranks that wait too, in an earlier one, are not to blame.
+            order = sorted(behind, key=lambda rank: (behind[rank].waiting, rank))
+            done = [_place(rank, behind[rank], places.get(rank, "")) for rank in order[:MOST]]
+            return f"{_ranks(waiting)} {verb} in {furthest.words()}; {', '.join(done)}"
     return ""
+
+
+def _place(rank: int, collective: Collective, place: str) -> str:
+    """A rank that is behind: where it waits, or the last collective that it has done."""
+    if collective.waiting:
+        return f"rank {rank}{place} waits in {collective.name} {collective.number}"
+    return f"rank {rank}{place} was last at {collective.number}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -162,7 +162,7 @@ def _submitted(
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     executor = submitit.AutoExecutor(folder=folder.resolve(), cluster="slurm")
-    options = submitit_parameters(section, group.needs, name=name)
+    options = submitit_parameters(section, group.needs, name=name, folder=folder.resolve())
     executor.update_parameters(**{f"slurm_{key}": value for key, value in options.items()})
     # Without explicit None values submitit takes its own defaults.
     executor.parameters.update({key: None for key, value in options.items() if value is None})

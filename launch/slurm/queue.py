@@ -57,6 +57,14 @@ def reasons(jobs: Iterable[str]) -> dict[str, str]:
     return {job: why for job, why in _pairs(out, requested).items() if why not in NO_REASON}
 
 
+def job_fields(job: str) -> dict[str, str]:
+    """The fields of `scontrol show job`, by Slurm's names. Raises NoAnswer."""
+    code, out, error = run_command(["scontrol", "show", "job", "--oneliner", job])
+    if code:
+        raise NoAnswer(f"scontrol show job {job}: {error}")
+    return dict(re.findall(r"(\w+)=(\S+)", out))
+
+
 def largest_array() -> int | None:
     """The most elements of an array on this cluster (MaxArraySize); None where unknown."""
     try:

@@ -18,6 +18,9 @@ from forge.launch.local.processes import search_path
 from forge.planning.allocation import Allocation, allocation, allocation_faults
 
 ALL = 10**6  # points of a sweep at a time, where the cluster alone is to say
+START = "start of job {job}, after {count} others"
+MARK = f'echo "{START.format(job="$SLURM_JOB_ID", count="${SLURM_RESTART_COUNT:-0}")}"'
+"""The line of a script with which the output of a start begins."""
 ENDS = (
     "local code=$?; ((code == 0)) || "
     '{ echo "launch.setup failed with exit code $code: $1" >&2; exit 1; }'
@@ -51,7 +54,9 @@ def grouped(worlds: Sequence[int], section: Slurm, most: int | None = None) -> l
     ]
 
 
-def submitit_parameters(section: Slurm, needs: Allocation, *, name: str) -> dict[str, Any]:
+def submitit_parameters(
+    section: Slurm, needs: Allocation, *, name: str, folder: Path
+) -> dict[str, Any]:
     """Parameters of submitit for a script. None: not in the script.
 
     srun is told to end all ranks when a rank dies, and to hand on the script's variables, withheld
@@ -59,7 +64,8 @@ def submitit_parameters(section: Slurm, needs: Allocation, *, name: str) -> dict
     task, not taken from sbatch since 22.05.
     """
     cpus, gpus = section.cpus_per_task, needs.gpus_per_node or None
-    requeue = "requeue" if section.max_requeues else "no_requeue"
+    requeue = "requeue" if section.max_requeues or section.max_restarts else "no_requeue"
+    mark, end = ([MARK], [script_end(folder)]) if section.max_restarts else ([], None)
     srun = ["--kill-on-bad-exit=1", "--export=ALL", *([f"--cpus-per-task={cpus}"] if cpus else [])]
     return {
         "job_name": " ".join(name.split()),  # a line break would begin a line of the script
@@ -75,13 +81,20 @@ def submitit_parameters(section: Slurm, needs: Allocation, *, name: str) -> dict
         "mem": section.mem,
         "exclusive": section.exclusive or None,
         "signal_delay_s": section.signal_before,
-        "setup": [f"export PYTHONPATH={shlex.quote(search_path())}", *setup(section.setup)],
+        "setup": [f"export PYTHONPATH={shlex.quote(search_path())}", *mark, *setup(section.setup)],
+        "teardown": end,
         "srun_args": [*srun, *section.srun_args],
         "stderr_to_stdout": True,
         "array_parallelism": section.array_parallelism or ALL,
         "wckey": None,
         "additional_parameters": {requeue: True, **given(section)},
     }
+
+
+def script_end(folder: Path) -> str:
+    """The line behind srun, which queues a job again of which a rank has died."""
+    words = [sys.executable, "-m", "forge.launch.slurm.restart", str(folder)]
+    return f'code=$?; ((code == 0)) || exec {shlex.join(words)} "$code"'
 
 
 def setup(entries: Sequence[str]) -> list[str]:
@@ -111,7 +124,7 @@ def sbatch_text(section: Slurm, group: Group, *, name: str, folder: Path) -> str
 
     count, path = len(group.members), folder.resolve()
     command = shlex.join([sys.executable, "-u", "-m", "submitit.core._submit", str(path)])
-    options = submitit_parameters(section, group.needs, name=name)
+    options = submitit_parameters(section, group.needs, name=name, folder=path)
     return _make_sbatch_string(
         command=command, folder=path, map_count=count if count > 1 else None, **options
     )

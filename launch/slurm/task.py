@@ -5,7 +5,6 @@ queued again, once all its ranks have saved, and goes on in the same directory.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import time
@@ -41,10 +40,12 @@ class Rank:
             # Python drops its handlers on the way out: the signal would kill a finished run.
             signal.signal(LIMIT, signal.SIG_IGN)
         config = saved_config.load_config(newest(Path(self.run_dir)), trust=self.trust)
+        restarts = 0
         if code:
             launch = config.launch
             requeue(code, launch.max_requeues if isinstance(launch, Slurm) else 0)
-        if os.environ.get("RANK", "0") == "0":
+            restarts = launch.max_restarts if isinstance(launch, Slurm) else 0
+        if os.environ.get("RANK", "0") == "0" and not restarts:  # else the end of the script does
             run_on_end(Path(self.run_dir), config.run.on_end, code)
         if code:
             worker.leave(code)
@@ -91,19 +92,20 @@ def requeue(code: int, most: int) -> None:
     time.sleep(UNTIL_ENDED)  # an exit would end the job
 
 
-def _queue_again(number: int, most: int) -> str:
-    # An element of an array is named by its index: the array shares the job id of an element.
+def job_of_this_process() -> str:
+    """The job; of an array the element by its index: the array shares the job id of an element."""
     array, element = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    job = f"{array}_{element}" if array and element else os.environ["SLURM_JOB_ID"]
+    return f"{array}_{element}" if array and element else os.environ["SLURM_JOB_ID"]
+
+
+def _queue_again(number: int, most: int) -> str:
+    job = job_of_this_process()
     times = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     if times >= most:
         return f"launch.max_requeues={most} is used up"
     try:
-        code, out, error = queue.run_command(["scontrol", "show", "job", "--oneliner", job])
-        fields = dict(re.findall(r"(\w+)=(\S+)", out))
+        fields = queue.job_fields(job)
         state, preempted = fields.get("JobState"), fields.get("PreemptTime", "None") != "None"
-        if code:
-            return f"scontrol show job {job}: {error}"
         if state != "RUNNING":
             return f"the job is {state}: Slurm ends it, or queues it again itself"
         if number == PREEMPTION and not preempted:

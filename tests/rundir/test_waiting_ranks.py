@@ -22,6 +22,10 @@ def test_the_rank_behind_is_named() -> None:
         "ranks 0 to 2, 5 wait in all_gather 82 of tp; rank 3 (process 12 on node4) was last at 81"
     )
     assert words == expected
+    of_ranks[0] = [at(81, waiting=True)]  # it waits for rank 3 as well
+    words = who_waits(of_ranks)
+    expected = "ranks 1 to 2, 5 wait in all_gather 82 of tp; rank 3 was last at 81, rank 0 waits in"
+    assert words == f"{expected} all_gather 81"
     # All in the same collective, or none waiting: nobody is waited for.
     assert who_waits({0: [waiting], 1: [waiting]}) == ""
     assert who_waits({0: [at(82)], 1: [at(81)]}) == ""

@@ -107,6 +107,29 @@ class OneBox:
             )
         self.daemons.append(started)
 
+    def lose(self, node: str) -> None:
+        """End a node as a power cut does: its daemon, and all that it has started, which on two
+        nodes of one job must be the job of this node alone; then the controller is told.
+        """
+        (daemon,) = (each for each in self.daemons if node in each.args)  # type: ignore[operator]
+        daemon.kill()
+        daemon.wait()
+        self.daemons.remove(daemon)
+        conf = f"SLURM_CONF={self.conf}".encode()
+        started = [f"SLURMD_NODENAME={node}".encode(), b"slurmstepd"]
+        for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
+            with suppress(OSError):
+                folder = Path("/proc") / str(pid)
+                has = (folder / "environ").read_bytes() + (folder / "comm").read_bytes()
+                if conf in has and any(word in has for word in started):
+                    os.kill(pid, signal.SIGKILL)
+        state = ["scontrol", "update", f"NodeName={node}"]
+        self.ask(*state, "State=DOWN", "Reason=lost")
+
+    def bring_back(self, node: str) -> None:
+        self.daemon("slurmd", "-D", "-N", node, "-f", str(self.conf))
+        self.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
     def ask(self, *command: str) -> str:
         """What a command of Slurm prints; nothing when it hangs or fails."""
         with suppress(subprocess.TimeoutExpired):

@@ -112,7 +112,7 @@ class Saving(Callback):
         self.saved_at, self.time_is_over = time.monotonic(), False
 
     def save_to_disks(self, loop: Loop, local: LocalTier) -> None:
-        """Save to the disks of the nodes, behind a save that is still being written."""
+        """Save to the disks of the nodes, once a save that is still being written is done."""
         with loop.ledger.long_span("checkpoint"), loop.paused():
             self.checkpointer.wait()
             meta, tensors = self._state(loop, "local_interval")
@@ -123,6 +123,8 @@ class Saving(Callback):
                     self.checkpointer.tensors_of(loop.model, loop.optimizer, extra),
                     self.checkpointer.about(loop.state.step, meta),
                 )
+                if self._changes_soon(loop):
+                    self.checkpointer.wait_to_write()
         loop.ledger.saved(loop.state.step)
 
     def _state(self, loop: Loop, reason: str) -> tuple[dict[str, Any], Tensors]:

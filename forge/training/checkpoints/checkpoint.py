@@ -9,6 +9,7 @@ import math
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,11 +103,9 @@ class Checkpointer:
         Raises OSError, with a hint, if writing fails.
         """
         self.wait()  # an earlier save may still read the staging buffer
-        if isinstance(optimizer, Offloaded):
-            optimizer.settle()
         target, scratch = self.folder / f"step_{step}", self.folder / f".step_{step}.{PARTIAL}"
         tensors = self.tensors_of(model, None if weights_only else optimizer, extra)
-        tensors = {name: _readable_by_threads(tensor) for name, tensor in tensors.items()}
+        tensors = {name: readable_by_threads(tensor) for name, tensor in tensors.items()}
         about = self.about(step, meta, weights_only=weights_only)
         fault = self._prepare(scratch, _disk_bytes(tensors)) if self.ranks.main else None
         # A fault of the main rank is raised by all ranks, since writing is a collective.
@@ -117,16 +116,21 @@ class Checkpointer:
             self._write(tensors, scratch, target, about)
             self.ranks.barrier()
             return
+        self.write_copies(tensors, partial(self._write, tensors, scratch, target, about))
+
+    def write_copies(self, tensors: Tensors, write: Callable[[Copies], None]) -> None:
+        """Copy tensors, and have `write` called with the copies by the thread of saves."""
         pinned = self.section.async_mode == "async_with_pinned_mem"
         self._staging = self._staging or Staging(pinned=pinned)
         self._copies = self._staging.copy(tensors)
-        write = self._thread.submit(self._write, tensors, scratch, target, about, self._copies)
-        self._pending.append(write)
+        self._pending.append(self._thread.submit(write, self._copies))
 
     def tensors_of(
         self, model: nn.Module, optimizer: torch.optim.Optimizer | None, extra: Tensors
     ) -> dict[str, Tensor]:
         """The tensors of a checkpoint; optimizer: None = weights alone."""
+        if isinstance(optimizer, Offloaded):
+            optimizer.settle()
         # The frozen weights below an adapter are referenced by `base`, not saved.
         weights = exact_state(model) if self.base is None else trained_state(model)
         if self.apart is not None:
@@ -348,7 +352,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> Ten
     }
 
 
-def _readable_by_threads(tensor: Tensor) -> Tensor:
+def readable_by_threads(tensor: Tensor) -> Tensor:
     """The tensor, or a CPU copy from an Apple GPU, whose tensors several threads may not copy."""
     return tensor.detach().cpu() if tensor.device.type == "mps" else tensor
 

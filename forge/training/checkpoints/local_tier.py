@@ -7,7 +7,8 @@ import logging
 import shutil
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,13 @@ from forge.rundir import checkpoints
 from forge.rundir.checkpoints import META, WEIGHTS, Saved
 from forge.rundir.files import sync
 from forge.training.checkpoints import tensor_storage
-from forge.training.checkpoints.checkpoint import PARTIAL, Checkpointer, Tensors
+from forge.training.checkpoints.checkpoint import (
+    PARTIAL,
+    Checkpointer,
+    Tensors,
+    readable_by_threads,
+)
+from forge.training.checkpoints.staging import Copies
 from forge.training.process import say
 
 log = logging.getLogger(__name__)
@@ -86,6 +93,8 @@ class LocalTier:
     def __init__(self, checkpointer: Checkpointer) -> None:
         self.checkpointer, self.section = checkpointer, checkpointer.section
         self.ranks, self.run_id = checkpointer.ranks, checkpointer.run_id
+        self.savers = replace(self.ranks, host=self.ranks.saver)
+        """The ranks, for agreement while training goes on."""
         self.nodes = Nodes.of(self.section, self.ranks, self.run_id)
 
     @property
@@ -94,23 +103,41 @@ class LocalTier:
         return self.ranks.rank % self.nodes.per_node == 0
 
     def save(self, step: int, tensors: Tensors, about: dict[str, Any]) -> None:
-        """Write step_N to the disks of all nodes; a collective. Raises OSError on all ranks."""
-        target = self.nodes.folder / f"step_{step}"
-        scratch = target.with_name(f".{target.name}.{PARTIAL}")
+        """Write step_N to the disks of all nodes, from a copy of the tensors while training goes
+        on unless checkpoint.async_mode=disabled; a collective. Raises OSError on all ranks, of an
+        asynchronous save as the checkpointer is waited for.
+        """
+        scratch = self.nodes.folder / f".step_{step}.{PARTIAL}"
         fault = self._begin(scratch) if self.leads else None
-        self._agree(fault)
-        tensor_storage.save_tensors(tensors, scratch / WEIGHTS, group=self.ranks.saver)
+        _agree(self.ranks, self.nodes.folder, fault)
+        tensors = {name: readable_by_threads(tensor) for name, tensor in tensors.items()}
+        if self.section.async_mode == "disabled":
+            self._write(tensors, scratch, about)
+        else:
+            self.checkpointer.write_copies(tensors, partial(self._write, tensors, scratch, about))
+
+    def _write(
+        self, tensors: Tensors, scratch: Path, about: dict[str, Any], copies: Copies | None = None
+    ) -> None:
+        """Write what `_begin` has begun, with the collectives of the ranks' savers alone."""
+        tensor_storage.save_tensors(
+            tensors,
+            scratch / WEIGHTS,
+            copies=None if copies is None else copies.done.result(),
+            group=self.savers.host,
+        )
         fault = None
         try:
             self._complete(scratch, about)
         except OSError as error:
             fault = error
-        self._agree(fault)
+        _agree(self.savers, self.nodes.folder, fault)
         if self.leads:
+            target = self.nodes.folder / f"step_{about['step']}"
             shutil.rmtree(target, ignore_errors=True)
             scratch.rename(target)
             sync(self.nodes.folder)
-        self.ranks.barrier()  # every node has it: an older one may go
+        self.savers.barrier()  # every node has it: an older one may go
         if self.leads:
             for saved in checkpoints.list_checkpoints(self.nodes.folder)[:-LOCAL_KEPT]:
                 shutil.rmtree(saved.path, ignore_errors=True)
@@ -130,7 +157,7 @@ class LocalTier:
         prefix = f"rank_{self.ranks.rank}."
         own = [path for path in (scratch / WEIGHTS).iterdir() if path.name.startswith(prefix)]
         sizes = {path.name: path.stat().st_size for path in sorted(own)}
-        of_ranks: list[dict[str, int]] = self.ranks.of_all(sizes)
+        of_ranks: list[dict[str, int]] = self.savers.of_all(sizes)
         small: dict[str, bytes] | None = None
         if self.ranks.main:
             tensors = {f"{WEIGHTS}/{n}": size for rank in of_ranks for n, size in rank.items()}
@@ -143,7 +170,7 @@ class LocalTier:
                 if path.is_file() and path.suffix != ".bin"
             }
             small[META] = json.dumps(meta, indent=1).encode()
-        small = self.ranks.from_main(small)
+        small = self.savers.from_main(small)
         assert small is not None
         if self.section.local_partner:
             self._exchange(scratch / WEIGHTS, of_ranks)
@@ -163,24 +190,16 @@ class LocalTier:
             waiting: list[Any] = []
             if index < len(outgoing):
                 content = outgoing[index].read()
-                waiting.append(dist.isend(content, to, group=self.ranks.host))
+                waiting.append(dist.isend(content, to, group=self.savers.host))
             if index < len(incoming):
                 room = torch.empty(incoming[index].size, dtype=torch.uint8)
-                waiting.append(dist.irecv(room, source, group=self.ranks.host))
+                waiting.append(dist.irecv(room, source, group=self.savers.host))
             for work in waiting:
                 work.wait()
             if index < len(incoming):
                 incoming[index].write(room)
         for name in of_ranks[source]:
             sync(folder / name)
-
-    def _agree(self, fault: OSError | None) -> None:
-        """Raise the first rank's fault on all ranks."""
-        faults = self.ranks.of_all(fault)
-        if first := next((each for each in faults if each is not None), None):
-            reason = first.strerror or str(first)
-            hint = "Make room there, or checkpoint.local_interval=0"
-            raise OSError(f"checkpoint.local_dir: {self.nodes.folder}: {reason}. {hint}")
 
     def put_together(self) -> None:
         """Make the newest step that the nodes' disks hold in full a checkpoint of the run, if it is
@@ -214,8 +233,12 @@ class LocalTier:
         self.ranks.barrier()
 
     def forget_after(self, step: int) -> None:
-        """Remove what the node's disk has of later steps, which are made again."""
+        """Remove what the node's disk has of later steps, which are made again, and of a save that
+        a kill has ended.
+        """
         if self.leads:
+            for path in self.nodes.folder.glob(f".step_*.{PARTIAL}"):
+                shutil.rmtree(path, ignore_errors=True)
             for saved in checkpoints.list_checkpoints(self.nodes.folder):
                 if saved.step > step:
                     shutil.rmtree(saved.path, ignore_errors=True)
@@ -258,6 +281,15 @@ class LocalTier:
         if lost:
             text += f"; the part of node {', '.join(lost)} comes from its partner"
         say(text)
+
+
+def _agree(ranks: Ranks, folder: Path, fault: OSError | None) -> None:
+    """Raise the first rank's fault on all ranks."""
+    faults = ranks.of_all(fault)
+    if first := next((each for each in faults if each is not None), None):
+        reason = first.strerror or str(first)
+        hint = "Make room there, or checkpoint.local_interval=0"
+        raise OSError(f"checkpoint.local_dir: {folder}: {reason}. {hint}")
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,14 @@ from forge.parallel.ranks import Ranks
 from forge.tasks.item import Score
 from forge.tensors.wide import widest
 
-LOGITS_AT_ONCE = 1 << 24
+LOGITS_AT_ONCE = {"cpu": 1 << 22}
+"""Logits made at once on a device; a CPU's allocator reuses blocks below 32 MB, and clears larger
+ones.
+"""
+MANY_LOGITS = 1 << 24
 BATCH_TOKENS = 8192
+CPU_TOKENS = 1024
+"""Tokens read at once on a CPU, so that activations stay in its caches."""
 Done = Sequence[tuple[int, Score]]
 
 
@@ -61,6 +67,12 @@ class Engine:
         """Tokens that a request may have the model read."""
         return int(self.model.max_seq_len) // self.multiple * self.multiple
 
+    @property
+    def _tokens_at_once(self) -> int:
+        """Tokens that a part of the batch reads in a round."""
+        on_cpu = self.device.type == "cpu"
+        return min(self.batch_tokens, CPU_TOKENS) if on_cpu else self.batch_tokens
+
     @torch.no_grad()
     def score(
         self, requests: Sequence[Request], on_round: Callable[[Done], None] | None = None
@@ -81,7 +93,7 @@ class Engine:
         planned = rounds(
             self._readings(requests),
             longest=self.longest,
-            batch_tokens=self.batch_tokens,
+            batch_tokens=self._tokens_at_once,
             parts=self.ranks.batch[1],
             multiple=self.multiple,
             share=self.shares_rows,
@@ -163,15 +175,19 @@ def _look_up(
     if not len(columns):
         return
     positions, inverse = columns[:, 0].unique_consecutive(return_inverse=True)
-    at_once = max(LOGITS_AT_ONCE // head.vocab_size, 1)
+    limit = LOGITS_AT_ONCE.get(hidden.device.type, MANY_LOGITS)
+    at_once = max(limit // head.vocab_size, 1)
     for start in range(0, len(positions), at_once):
         logits = head.logits(hidden[positions[start : start + at_once]])
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         within = (inverse >= start) & (inverse < start + at_once)
         rows, labels, slots = inverse[within] - start, *columns[within, 1:].unbind(1)
-        logprobs = logits[rows, labels] - logits.logsumexp(-1)[rows]
-        matches = logits.argmax(-1)[rows] == labels
-        values = torch.stack([logprobs.to(sums.dtype), matches.to(sums.dtype)])
+        top, likeliest = logits.max(-1)
+        above = (logits[rows, labels] - top[rows]).to(sums.dtype)
+        # In place: a CPU takes longer to allocate as much again than to compute it.
+        rest = logits.sub_(top.unsqueeze(-1)).exp_().sum(-1).to(sums.dtype).log_()
+        matches = likeliest[rows] == labels
+        values = torch.stack([above - rest[rows], matches.to(sums.dtype)])
         sums.index_add_(1, slots, values)
 
 

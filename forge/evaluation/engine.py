@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forge.evaluation.packed_weights import HeadPacker, weights_packed
 from forge.evaluation.requests import Reading, Request, Round, readings, rounds
 from forge.evaluation.trees import joined_by_beginning
 from forge.models.head import Head, head_of
@@ -98,9 +99,9 @@ class Engine:
             multiple=self.multiple,
             share=self.shares_rows,
         )
-        with evaluating(self.model):
+        with evaluating(self.model), weights_packed(self.model, CPU_TOKENS) as packer:
             for each in planned:
-                done = list(self._round(each, requests))
+                done = list(self._round(each, requests, packer))
                 for index, score in done:
                     scores[index] = score
                 if on_round is not None:
@@ -114,13 +115,16 @@ class Engine:
             return texts
         return joined_by_beginning(texts, min(self.longest, self.batch_tokens))
 
-    def _round(self, planned: Round, requests: Sequence[Request]) -> Iterator[tuple[int, Score]]:
+    def _round(
+        self, planned: Round, requests: Sequence[Request], packer: HeadPacker
+    ) -> Iterator[tuple[int, Score]]:
         """Read the rows of a round, and yield the requests finished in it."""
         indices = [i for row in planned.rows for reading in row for i in reading.requests]
         slots = {index: slot for slot, index in enumerate(indices)}
         sums = torch.zeros(2, len(indices), dtype=widest(self.device), device=self.device)
         part, count = self.ranks.batch[0], planned.per_part
-        self._add(planned, planned.rows[part * count : (part + 1) * count], slots, sums)
+        own = planned.rows[part * count : (part + 1) * count]
+        self._add(planned, own, slots, sums, packer)
         self.ranks.total(sums)
         logprobs, matches = sums.tolist()
         for index, logprob, matched in zip(indices, logprobs, matches, strict=True):
@@ -129,7 +133,12 @@ class Engine:
             yield index, Score(logprob, len(requests[index].continuation), int(matched))
 
     def _add(
-        self, planned: Round, rows: Sequence[Any], slots: dict[int, int], sums: Tensor
+        self,
+        planned: Round,
+        rows: Sequence[Any],
+        slots: dict[int, int],
+        sums: Tensor,
+        packer: HeadPacker,
     ) -> None:
         """Add this rank's targets to `sums`: [2, requests], log-probabilities and matches."""
         shape = (planned.per_part, planned.width)
@@ -160,7 +169,7 @@ class Engine:
             return
         hidden = hidden_of(model, batch).flatten(0, 1)
         places = self.ranks.own_part(torch.arange(tokens.numel()).view(shape)).flatten()
-        _look_up(hidden, head_of(model), places, targets, sums)
+        _look_up(hidden, packer(head_of(model)), places, targets, sums)
 
 
 def _look_up(

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 WALL_CLOCK = frozenset({"tokens_per_second", "step_seconds", "data_seconds", "mfu", "memory_gib"})
 WALL_CLOCK |= {"writing_seconds", "rewards_seconds", "log_probs_seconds"}  # of rollouts
 WALL_CLOCK |= {"goodput", *(f"goodput/{name}" for name in goodput.MEANINGS)}
-CONSOLE = "console"
+CONSOLE, WANDB = "console", "W&B"
 
 
 class Trackers:
@@ -129,7 +129,7 @@ def _services(
     if section.enable_wandb:
         from forge.training.callbacks.tracker_services import WandB
 
-        makers["W&B"] = partial(WandB, section, run_dir, config_dict)
+        makers[WANDB] = partial(WandB, section, run_dir, config_dict)
     return makers
 
 
@@ -140,6 +140,8 @@ NEVER = 1 << 40
 def services_after(config: Config, run_dir: Path) -> Trackers:
     """The services and the user's trackers of a run, for results that come after its training."""
     makers = _services(config.metrics, run_dir, to_plain(config), lambda: NEVER)
+    if config.metrics.enable_wandb:
+        makers[WANDB] = partial(makers[WANDB], after_training=True)
     return Trackers(makers | _user_makers(config, run_dir))
 
 

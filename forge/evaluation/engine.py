@@ -99,7 +99,8 @@ class Engine:
             multiple=self.multiple,
             share=self.shares_rows,
         )
-        with evaluating(self.model), weights_packed(self.model, CPU_TOKENS) as packer:
+        tokens = sum(each.width * each.per_part for each in planned)
+        with evaluating(self.model), weights_packed(self.model, CPU_TOKENS, tokens) as packer:
             for each in planned:
                 done = list(self._round(each, requests, packer))
                 for index, score in done:

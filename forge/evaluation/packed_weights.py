@@ -20,16 +20,19 @@ from forge.models.head import Head, OutputHead
 
 LARGEST = 1 << 31
 """Bytes of weights that are held a second time."""
+WORTH = 4096
+"""Tokens to read; packing takes as long as is saved on a quarter of these."""
 
 
 @contextmanager
-def weights_packed(model: nn.Module, rows: int) -> Iterator[HeadPacker]:
+def weights_packed(model: nn.Module, rows: int, tokens: int) -> Iterator[HeadPacker]:
     """Inside, the plain layers of a model on a CPU in fp32 use packed weights; others are
-    unchanged, and so are larger models.
+    unchanged, and so are larger models, and all where few tokens are read.
 
-    rows: tokens of a usual product. Use it where no weight changes.
+    rows: tokens of a usual product. tokens: to read in all. Use it where no weight changes.
     """
-    layers = [layer for layer in model.modules() if _is_plain(layer)] if _is_able() else []
+    wanted = tokens >= WORTH and _is_able()
+    layers = [layer for layer in model.modules() if _is_plain(layer)] if wanted else []
     used = sum(parameter.nbytes for parameter in model.parameters())
     layers = layers if used <= LARGEST else []
     try:

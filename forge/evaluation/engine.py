@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forge.evaluation.packed_weights import HeadPacker, weights_packed
 from forge.evaluation.requests import Reading, Request, Round, readings, rounds
 from forge.evaluation.trees import joined_by_beginning
 from forge.models.head import Head, head_of
@@ -25,8 +26,14 @@ from forge.parallel.ranks import Ranks
 from forge.tasks.item import Score
 from forge.tensors.wide import widest
 
-LOGITS_AT_ONCE = 1 << 24
+LOGITS_AT_ONCE = {"cpu": 1 << 22}
+"""Logits made at once on a device; a CPU's allocator reuses blocks below 32 MB, and clears larger
+ones.
+"""
+MANY_LOGITS = 1 << 24
 BATCH_TOKENS = 8192
+CPU_TOKENS = 1024
+"""Tokens read at once on a CPU, so that activations stay in its caches."""
 Done = Sequence[tuple[int, Score]]
 
 
@@ -61,6 +68,12 @@ class Engine:
         """Tokens that a request may have the model read."""
         return int(self.model.max_seq_len) // self.multiple * self.multiple
 
+    @property
+    def _tokens_at_once(self) -> int:
+        """Tokens that a part of the batch reads in a round."""
+        on_cpu = self.device.type == "cpu"
+        return min(self.batch_tokens, CPU_TOKENS) if on_cpu else self.batch_tokens
+
     @torch.no_grad()
     def score(
         self, requests: Sequence[Request], on_round: Callable[[Done], None] | None = None
@@ -81,14 +94,15 @@ class Engine:
         planned = rounds(
             self._readings(requests),
             longest=self.longest,
-            batch_tokens=self.batch_tokens,
+            batch_tokens=self._tokens_at_once,
             parts=self.ranks.batch[1],
             multiple=self.multiple,
             share=self.shares_rows,
         )
-        with evaluating(self.model):
+        tokens = sum(each.width * each.per_part for each in planned)
+        with evaluating(self.model), weights_packed(self.model, CPU_TOKENS, tokens) as packer:
             for each in planned:
-                done = list(self._round(each, requests))
+                done = list(self._round(each, requests, packer))
                 for index, score in done:
                     scores[index] = score
                 if on_round is not None:
@@ -102,13 +116,16 @@ class Engine:
             return texts
         return joined_by_beginning(texts, min(self.longest, self.batch_tokens))
 
-    def _round(self, planned: Round, requests: Sequence[Request]) -> Iterator[tuple[int, Score]]:
+    def _round(
+        self, planned: Round, requests: Sequence[Request], packer: HeadPacker
+    ) -> Iterator[tuple[int, Score]]:
         """Read the rows of a round, and yield the requests finished in it."""
         indices = [i for row in planned.rows for reading in row for i in reading.requests]
         slots = {index: slot for slot, index in enumerate(indices)}
         sums = torch.zeros(2, len(indices), dtype=widest(self.device), device=self.device)
         part, count = self.ranks.batch[0], planned.per_part
-        self._add(planned, planned.rows[part * count : (part + 1) * count], slots, sums)
+        own = planned.rows[part * count : (part + 1) * count]
+        self._add(planned, own, slots, sums, packer)
         self.ranks.total(sums)
         logprobs, matches = sums.tolist()
         for index, logprob, matched in zip(indices, logprobs, matches, strict=True):
@@ -117,7 +134,12 @@ class Engine:
             yield index, Score(logprob, len(requests[index].continuation), int(matched))
 
     def _add(
-        self, planned: Round, rows: Sequence[Any], slots: dict[int, int], sums: Tensor
+        self,
+        planned: Round,
+        rows: Sequence[Any],
+        slots: dict[int, int],
+        sums: Tensor,
+        packer: HeadPacker,
     ) -> None:
         """Add this rank's targets to `sums`: [2, requests], log-probabilities and matches."""
         shape = (planned.per_part, planned.width)
@@ -148,7 +170,7 @@ class Engine:
             return
         hidden = hidden_of(model, batch).flatten(0, 1)
         places = self.ranks.own_part(torch.arange(tokens.numel()).view(shape)).flatten()
-        _look_up(hidden, head_of(model), places, targets, sums)
+        _look_up(hidden, packer(head_of(model)), places, targets, sums)
 
 
 def _look_up(
@@ -163,15 +185,19 @@ def _look_up(
     if not len(columns):
         return
     positions, inverse = columns[:, 0].unique_consecutive(return_inverse=True)
-    at_once = max(LOGITS_AT_ONCE // head.vocab_size, 1)
+    limit = LOGITS_AT_ONCE.get(hidden.device.type, MANY_LOGITS)
+    at_once = max(limit // head.vocab_size, 1)
     for start in range(0, len(positions), at_once):
         logits = head.logits(hidden[positions[start : start + at_once]])
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         within = (inverse >= start) & (inverse < start + at_once)
         rows, labels, slots = inverse[within] - start, *columns[within, 1:].unbind(1)
-        logprobs = logits[rows, labels] - logits.logsumexp(-1)[rows]
-        matches = logits.argmax(-1)[rows] == labels
-        values = torch.stack([logprobs.to(sums.dtype), matches.to(sums.dtype)])
+        top, likeliest = logits.max(-1)
+        above = (logits[rows, labels] - top[rows]).to(sums.dtype)
+        # In place: a CPU takes longer to allocate as much again than to compute it.
+        rest = logits.sub_(top.unsqueeze(-1)).exp_().sum(-1).to(sums.dtype).log_()
+        matches = likeliest[rows] == labels
+        values = torch.stack([above - rest[rows], matches.to(sums.dtype)])
         sums.index_add_(1, slots, values)
 
 

@@ -22,7 +22,7 @@ from forge.evaluation.cache import Cache
 from forge.evaluation.encoding import shortened, windows
 from forge.evaluation.engine import Done, Engine
 from forge.evaluation.generation import ROWS
-from forge.evaluation.parts import Agree, continued_in_parts, parts_of
+from forge.evaluation.parts import Agree, continued_in_parts
 from forge.evaluation.requests import Request
 from forge.models.sampling import How, continue_rows
 from forge.models.token_distribution import Sampling
@@ -186,7 +186,7 @@ class EngineLM(TemplateLM):
             number = hashlib.sha256(repr((ids, sample)).encode()).hexdigest()[:32]
             by_options.setdefault(options, []).append((index, ids, number))
         texts = [""] * len(requests)
-        at_once = ROWS * parts_of(self.engine.ranks)[1]
+        at_once = ROWS * self.engine.ranks.batch[1]
         for options, rows in by_options.items():
             rows.sort(key=lambda row: -len(row[1]))
             write = partial(self._texts, options)

@@ -19,13 +19,6 @@ Text = TypeVar("Text")
 Agree = Callable[[Tensor], Tensor]
 
 
-def parts_of(ranks: Ranks) -> tuple[int, int]:
-    """(i, n): this rank continues the i-th of n parts of the rows."""
-    mesh = ranks.mesh
-    # Experts on other ranks answer in every pass: all ranks continue the same rows.
-    return (0, 1) if mesh is not None and mesh.parallel.ep > 1 else ranks.batch
-
-
 def continued_in_parts(
     model: Any,
     device: torch.device,
@@ -38,7 +31,7 @@ def continued_in_parts(
     write: continues rows of this rank; it gives every drawn token to its second argument, as `How`
     does. Raises FloatingPointError on all ranks where it does on one.
     """
-    part, parts = parts_of(ranks)
+    part, parts = ranks.batch
     if parts == 1:
         return write(rows, ranks.copy_from_main)
     steps = _Steps(model, device, ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -90,31 +91,41 @@ def rounds(
     multiple: int = 1,
     share: bool = True,
 ) -> list[Round]:
-    """Lay readings, the longest first, into rows of nearly their length.
+    """Lay readings, the longest first, into rows, and rows of nearly one length into rounds.
 
-    A row is as wide as the round's first reading, or as several of it that fit into `ROW` tokens.
     longest: tokens of a row at most. batch_tokens: of a part and round. parts: of the batch, over
     ranks. multiple: of the width. share: whether readings may share a row.
     """
+    rows = _filled(ordered, longest) if share else [[reading] for reading in ordered]
+    rows.sort(key=_size, reverse=True)
     planned: list[Round] = []
-    queue = list(ordered)
     start = 0
-    while start < len(queue):
-        first = len(queue[start].tokens)
-        wide = max(ROW // first, 1) * first if share else first
-        width = min(-(-wide // multiple) * multiple, longest)
-        per_part = max(batch_tokens // width, 1)
-        rows: list[list[Reading]] = []
-        room = 0
-        while start < len(queue):
-            size = len(queue[start].tokens)
-            if not rows or not share or size > room:
-                if len(rows) == per_part * parts:
-                    break
-                rows.append([])
-                room = width
-            rows[-1].append(queue[start])
-            room -= size
-            start += 1
-        planned.append(Round(width, -(-len(rows) // parts), rows))
+    while start < len(rows):
+        width = min(-(-_size(rows[start]) // multiple) * multiple, longest)
+        some = rows[start : start + max(batch_tokens // width, 1) * parts]
+        planned.append(Round(width, -(-len(some) // parts), some))
+        start += len(some)
     return planned
+
+
+def _filled(ordered: Sequence[Reading], longest: int) -> list[list[Reading]]:
+    """Rows of `ROW` tokens, or of a longer reading: each reading goes into the fullest row with
+    room for it, as in best-fit decreasing bin packing.
+    """
+    rows: list[list[Reading]] = []
+    rooms: list[tuple[int, int]] = []  # free tokens and index of each row, the fullest first
+    for reading in ordered:
+        size = len(reading.tokens)
+        place = bisect_left(rooms, (size, 0))
+        if place < len(rooms):
+            room, index = rooms.pop(place)
+        else:
+            room, index = max(min(ROW, longest), size), len(rows)
+            rows.append([])
+        rows[index].append(reading)
+        insort(rooms, (room - size, index))
+    return rows
+
+
+def _size(row: Sequence[Reading]) -> int:
+    return sum(len(reading.tokens) for reading in row)

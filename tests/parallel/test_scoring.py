@@ -108,6 +108,25 @@ def test_choices_of_one_token_share_a_forward() -> None:
     assert read / room > 0.8
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_rows_hold_every_reading_once_and_are_nearly_full(parts: int) -> None:
+    draw = random.Random(5)
+    sizes = [900, *(draw.randint(2, 200) for _ in range(300))]
+    asked = [Request(tuple(range(n, n + size)), (1,)) for n, size in enumerate(sizes)]
+    planned = rounds(readings(asked), longest=1024, batch_tokens=1024, parts=parts)
+    rows = [row for each in planned for row in each.rows]
+    assert sorted(i for row in rows for reading in row for i in reading.requests) == [*range(301)]
+    assert planned[0].width == 900
+    room = 0
+    for each in planned:
+        used = [sum(len(reading.tokens) for reading in row) for row in each.rows]
+        assert max(used) == each.width
+        assert each.per_part * each.width <= 1024
+        assert len(used) <= each.per_part * parts
+        room += each.width * len(used)
+    assert sum(sizes) / room > 0.95
+
+
 def test_a_beginning_is_read_once_for_all_that_goes_on_from_it() -> None:
     """Ten questions of four choices behind 100 tokens of examples: the tokens of the trie."""
     shots = tuple(range(100))

@@ -161,18 +161,13 @@ def test_offline_wandb_scalars_equal_the_jsonl(tmp_path, wandb):
     config = {update.key: json.loads(update.value_json) for update in run.config.update}
     assert config["seed"] == 7
     assert config["optimizer"] == {"lr": 3e-4}
-    found = {}
-    for record in records:
-        if record.HasField("history"):
-            row = {
-                item.key or "/".join(item.nested_key): json.loads(item.value_json)
-                for item in record.history.item
-            }
-            found |= {
-                (row["_step"], name): value
-                for name, value in row.items()
-                if not name.startswith("_")
-            }
+    found = {
+        (row["_step"], name): value
+        for row in wandb_rows(path)
+        for name, value in row.items()
+        if name != "_step"
+    }
+    assert found.pop((20, "eval/step")) == 20
     assert found == scalars(read_jsonl(run_dir))
 
 
@@ -187,6 +182,45 @@ def test_offline_wandb_has_tables(tmp_path, wandb):
     table = json.loads(path.read_text())
     assert table["columns"] == ["text", "reward", "style"]
     assert table["data"] == [["a|b", 1.0, None], ["é", 0, 2.5]]
+
+
+def wandb_rows(path: Path) -> list[dict[str, Any]]:
+    """The history of an offline file, W&B's own columns but its step left out."""
+    rows = [
+        {
+            item.key or "/".join(item.nested_key): json.loads(item.value_json)
+            for item in record.history.item
+        }
+        for record in read_wandb(path)
+        if record.HasField("history")
+    ]
+    return [{k: v for k, v in row.items() if k[0] != "_" or k == "_step"} for row in rows]
+
+
+def test_offline_wandb_has_evaluations_of_earlier_steps(tmp_path, wandb):
+    """W&B leaves out a step below the last one, so these are its newest rows, by their own step."""
+    section = Metrics(enable_wandb=True, wandb_mode="offline", **QUIET)
+    loop = WandB(section, tmp_path, {})
+    loop.log(20, {"train/loss": 2.5})
+    loop.log(20, {"eval/arc/accuracy": 0.5})
+    loop.log(10, {"eval/arc/accuracy": 0.25})  # as a resumed run that repeats itself
+    loop.log(30, {"train/loss": 2.0})
+    loop.close()
+    later = WandB(section, tmp_path, {}, after_training=True)
+    for step, accuracy in ((30, 0.75), (12, 0.125)):
+        later.log(step, {"eval/arc/accuracy": accuracy})
+    later.close()
+    wandb.teardown()
+    files = sorted(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    at = "eval/step"
+    first, second = map(wandb_rows, files)
+    assert first == [
+        {"_step": 20, "train/loss": 2.5, "eval/arc/accuracy": 0.5, at: 20},
+        {"_step": 30, "train/loss": 2.0},
+    ]
+    assert [(row[at], row["eval/arc/accuracy"]) for row in second] == [(30, 0.75), (12, 0.125)]
+    defined = [r.metric for file in files for r in read_wandb(file) if r.HasField("metric")]
+    assert any((m.glob_name, m.step_metric) == ("eval/*", at) for m in defined)
 
 
 def test_offline_wandb_goes_on_under_its_id(tmp_path, wandb):
@@ -244,7 +278,8 @@ def test_online_wandb_is_asked_to_resume_the_id_it_has(
 
     def init(**options):
         asked.update(options)
-        return SimpleNamespace(id=options["id"] or "new", finish=lambda: None)
+        ignored = dict.fromkeys(("finish", "define_metric"), lambda *_, **__: None)
+        return SimpleNamespace(id=options["id"] or "new", **ignored)
 
     monkeypatch.setattr(wandb, "init", init)
     if kept:

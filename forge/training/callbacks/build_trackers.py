@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from forge.build import bind
 from forge.config.metrics import Metrics
 from forge.rundir.saved_config import to_plain
-from forge.training.callbacks.trackers import CONSOLE, JsonLines, Trackers
+from forge.training.callbacks.trackers import CONSOLE, WANDB, JsonLines, Trackers
 from forge.training.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _services(
     if section.enable_wandb:
         from forge.training.callbacks.tracker_services import WandB
 
-        makers["W&B"] = partial(WandB, section, run_dir, config_dict)
+        makers[WANDB] = partial(WandB, section, run_dir, config_dict)
     return makers
 
 
@@ -66,6 +66,8 @@ NEVER = 1 << 40
 def services_after(config: Config, run_dir: Path) -> Trackers:
     """The services and the user's trackers of a run, for results that come after its training."""
     makers = _services(config.metrics, run_dir, to_plain(config), lambda: NEVER)
+    if config.metrics.enable_wandb:
+        makers[WANDB] = partial(makers[WANDB], after_training=True)
     return Trackers(makers | _user_makers(config, run_dir))
 
 

@@ -12,6 +12,7 @@ from forge.config.regular import read_text
 from forge.config.wandb_login import sends
 from forge.rundir.trusted import waits_for_trust
 
+EVALUATIONS, EVALUATION_STEP = "eval/", "eval/step"
 FINISH_SECONDS = 120.0  # unsent data then stays in the run directory for `wandb sync`
 
 
@@ -45,11 +46,22 @@ class WandB:
     """One W&B run, with files under `run_dir`/wandb; offline needs neither network nor account.
 
     The id is kept in `run_dir`/wandb_id, for a resumed run to log to the same W&B run. A step
-    logged before is not logged again: its values are the same.
+    logged before is not logged again: its values are the same. after_training: for evaluations of
+    any step, which W&B would leave out behind a later one; they are the newest rows, and charts of
+    eval/* are drawn over `eval/step`.
     """
 
-    def __init__(self, section: Metrics, run_dir: Path, config: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        section: Metrics,
+        run_dir: Path,
+        config: dict[str, Any],
+        *,
+        after_training: bool = False,
+    ) -> None:
         import wandb
+
+        self.after_training = after_training
 
         id_file = run_dir / "wandb_id"
         run_id = section.wandb_run_id
@@ -77,9 +89,13 @@ class WandB:
             settings=settings,
         )
         id_file.write_text(f"{self._run.id}\n", encoding="utf-8")
+        self._run.define_metric(f"{EVALUATIONS}*", step_metric=EVALUATION_STEP)
 
     def log(self, step: int, values: dict[str, float]) -> None:
-        self._run.log(values, step=step)
+        row: dict[str, float] = dict(values)
+        if any(name.startswith(EVALUATIONS) for name in values):
+            row[EVALUATION_STEP] = step
+        self._run.log(row, step=None if self.after_training else step)
 
     def table(self, step: int, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """A wandb.Table of the step."""

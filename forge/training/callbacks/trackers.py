@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 WALL_CLOCK = frozenset({"tokens_per_second", "step_seconds", "data_seconds", "mfu", "memory_gib"})
 WALL_CLOCK |= {"writing_seconds", "rewards_seconds", "log_probs_seconds"}  # of rollouts
 WALL_CLOCK |= {"goodput", *(f"goodput/{name}" for name in goodput.MEANINGS)}
-CONSOLE = "console"
+CONSOLE, WANDB = "console", "W&B"
 
 
 class Trackers:

@@ -9,7 +9,7 @@ from typing import Any
 
 from forge.config.data.chats import Chats, own_template
 from forge.config.tokenizers.tokenizer_stated import TEMPLATE
-from forge.rundir.checkpoints import BEST
+from forge.serve.names import run_name
 from forge.serve.app import Server
 from forge.serve.asking import Limits
 from forge.serve.engine import Engine
@@ -25,7 +25,12 @@ def load_server(
 ) -> Server:
     """Load a checkpoint, and make its server by the options of forge.serve."""
     trained = load_run(path, trust=trust, weights=weights, device=chosen_device(options.device))
-    engine = Engine(
+    return server_of(trained, engine_of(trained, options), run_name(path), options)
+
+
+def engine_of(trained: Trained, options: argparse.Namespace, **ranks: Any) -> Engine:
+    """The engine of a model, by the options of forge.serve. ranks: as of `Engine`, on several."""
+    return Engine(
         trained.model,
         trained.tokenizer,
         trained.device,
@@ -33,20 +38,19 @@ def load_server(
         waiting=options.queue,
         length=options.length,
         processed_logprobs=options.logprobs_mode == PROCESSED,
+        **ranks,
     )
+
+
+def server_of(trained: Trained, engine: Engine, name: str, options: argparse.Namespace) -> Server:
+    """The server of an engine, by the options of forge.serve. name: of the model."""
     limits = Limits(
         body=options.max_body, messages=options.max_messages, characters=options.max_characters
     )
     others = None
     if options.weights_from is not None:
         others = WeightReader(trained.model, Path(options.weights_from))
-    return Server(engine, run_name(path), limits, talks=talks(trained), weights=others)
-
-
-def run_name(path: Path) -> str:
-    """The name of a run: of its directory, without the folders of its checkpoints."""
-    parts = [part for part in path.resolve().parts if part not in ("checkpoints", BEST)]
-    return parts[-1] if not parts[-1].startswith("step_") else "/".join(parts[-2:])
+    return Server(engine, name, limits, talks=talks(trained), weights=others)
 
 
 def talks(trained: Trained | Any) -> bool:

@@ -43,7 +43,15 @@ OF_UVICORN: Any = {
 }
 OF_RANKS = ("host", "port", "slots", "queue", "length", "max_body", "max_messages")
 OF_RANKS += ("max_characters", "logprobs_mode", "weights_from")
-LEAST = {"slots": 1, "drafts": 1, "queue": 0, "length": 2, "max_body": 1, "max_messages": 1, "max_characters": 1}
+LEAST = {
+    "slots": 1,
+    "drafts": 1,
+    "queue": 0,
+    "length": 2,
+    "max_body": 1,
+    "max_messages": 1,
+    "max_characters": 1,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,6 +98,8 @@ def _serve(options: argparse.Namespace) -> int:
         if (value := getattr(options, name)) is not None and value < least:
             raise ValueError(f"--{name.replace('_', '-')} {value}: must be at least {least}")
     _check_together(options)
+    if options.draft is not None:
+        checkpoints.find_checkpoint(options.draft)
     path = checkpoint_path(options)
     listening = listen(options.host or LOCAL, options.port)
     with listening:
@@ -146,9 +156,7 @@ def run_server(
             engine.close()
 
 
-def _on_ranks(
-    trust: Sequence[str], options: argparse.Namespace, saved: checkpoints.Saved
-) -> int:
+def _on_ranks(trust: Sequence[str], options: argparse.Namespace, saved: checkpoints.Saved) -> int:
     """Start the ranks of a layout, of which the main one serves; return the exit code."""
     from forge.launch.local.verb_ranks import run_on_ranks
     from forge.resolve.reading import reading_config

@@ -85,7 +85,12 @@ class Server:
 
     def counts(self) -> dict[str, float]:
         """Counts of the engine, by name."""
-        engine = self.engine
+        engine, draft = self.engine, self.engine.draft
+        drafts: dict[str, float] = {}
+        if draft is not None:
+            drafts["drafted_tokens_total"] = draft.drafted
+            drafts["accepted_tokens_total"] = draft.accepted
+            drafts["accepted_share"] = draft.accepted / max(draft.drafted, 1)
         return {
             "prompt_tokens_total": engine.counts["prompt_tokens"],
             "generated_tokens_total": engine.counts["tokens"],
@@ -95,6 +100,7 @@ class Server:
             "live_answers": engine.live,
             "waiting_requests": engine.waiting,
             "slots": engine.slots,
+            **drafts,
         }
 
     async def models(self, call: Call) -> Response:

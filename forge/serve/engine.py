@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.models.batching.drafted import Draft, Drafted, why_no_drafts
 from forge.models.batching.row import Row
 from forge.models.batching.slots import Apart, Rows, Slots, refillable
 from forge.models.reading_mode import evaluating
@@ -152,14 +153,21 @@ class Engine:
         processed_logprobs: bool = False,
         lead: Lead | None = None,
         agree: Callable[[Tensor], Tensor] = lambda drawn: drawn,
+        draft: Draft | None = None,
     ) -> None:
-        """lead: of other ranks, which repeat all steps; an error of the model then ends the engine,
+        """draft: drafts tokens, of the same tokenizer; texts stay as without. lead: of other ranks, which repeat all steps; an error of the model then ends the engine,
         since ranks may be at different places. agree: as of `How`.
+
+        Raises ValueError for models that cannot have drafts.
         """
         self.model, self.tokenizer, self.device = model, tokenizer, device
         self.slots, self.room, self.processed = slots, waiting, processed_logprobs
         self.length = min(int(model.max_seq_len), length or int(model.max_seq_len))
-        self.lead, self.agree = lead, agree
+        self.lead, self.agree, self.draft = lead, agree, draft
+        for each in (model, draft.model) if draft is not None else ():
+            if reason := why_no_drafts(each):
+                raise ValueError(f"drafts: {reason}")
+            self.length = min(self.length, int(each.max_seq_len))
         self.error: Exception | None = None  # that ended the engine
         self.when_over: Callable[[], None] = lambda: None
         self.every = 1 if device.type == "cpu" else ON_GPU
@@ -245,6 +253,9 @@ class Engine:
         how = self.how
         if self.lead is not None:
             return self.lead.rows(self.model, self.slots, self.length, how, self.device)
+        if self.draft is not None:
+            size, length = self.slots, self.length
+            return Drafted(self.draft, self.model, size, length, length, how, self.device)
         if refillable(self.model):
             return Slots(self.model, self.slots, self.length, self.length, how, self.device)
         return Apart(self.model, self.slots, self.length, how, self.device)

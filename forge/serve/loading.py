@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from forge.compose.trust import for_run
 from forge.config.data.chats import Chats, own_template
 from forge.config.tokenizers.tokenizer_stated import TEMPLATE
-from forge.serve.names import run_name
+from forge.models.batching.drafted import Draft, why_no_drafts
 from forge.serve.app import Server
 from forge.serve.asking import Limits
 from forge.serve.engine import Engine
+from forge.serve.names import run_name
 from forge.serve.new_weights import WeightReader
 from forge.training.checkpoints.restore import Trained, load_run
 from forge.training.loaded import chosen_device
@@ -25,11 +27,25 @@ def load_server(
 ) -> Server:
     """Load a checkpoint, and make its server by the options of forge.serve."""
     trained = load_run(path, trust=trust, weights=weights, device=chosen_device(options.device))
-    return server_of(trained, engine_of(trained, options), run_name(path), options)
+    draft = None if options.draft is None else draft_of(trained, options)
+    return server_of(trained, engine_of(trained, options, draft=draft), run_name(path), options)
 
 
-def engine_of(trained: Trained, options: argparse.Namespace, **ranks: Any) -> Engine:
-    """The engine of a model, by the options of forge.serve. ranks: as of `Engine`, on several."""
+def draft_of(trained: Trained, options: argparse.Namespace) -> Draft:
+    """Load the model that drafts tokens for another. Raises ValueError where it cannot."""
+    path = options.draft
+    other = load_run(path, trust=for_run(path, options.trust), device=trained.device)
+    if other.tokenizer.to_json() != trained.tokenizer.to_json():
+        fix = "both models must be trained with one (tokenizer=file, or another run's)"
+        raise ValueError(f"--draft {path}: its tokenizer is another than the served model's; {fix}")
+    for model, name in ((trained.model, "the served model"), (other.model, "the model")):
+        if reason := why_no_drafts(model):
+            raise ValueError(f"--draft {path}: no drafts: of {name}, {reason}")
+    return Draft(model=other.model, most=options.drafts)
+
+
+def engine_of(trained: Trained, options: argparse.Namespace, **others: Any) -> Engine:
+    """The engine of a model, by the options of forge.serve. others: of `Engine`."""
     return Engine(
         trained.model,
         trained.tokenizer,
@@ -38,7 +54,7 @@ def engine_of(trained: Trained, options: argparse.Namespace, **ranks: Any) -> En
         waiting=options.queue,
         length=options.length,
         processed_logprobs=options.logprobs_mode == PROCESSED,
-        **ranks,
+        **others,
     )
 
 

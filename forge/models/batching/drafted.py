@@ -15,7 +15,6 @@ from torch import Tensor
 from forge.models.batching.row import Drawn, Prompt, Row
 from forge.models.batching.slots import Slots, refillable
 from forge.models.head import head_of
-from forge.models.sampling import How
 
 
 @dataclass(kw_only=True)

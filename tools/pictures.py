@@ -1,15 +1,18 @@
-"""Pictures of a terminal: docs/refusal.svg, a refusal; docs/start.svg, a run that starts.
+"""Pictures of the documentation: docs/refusal.svg and docs/start.svg, terminals with a refusal and
+a run that starts; docs/report.png, the page of a sweep.
 
-python tools/pictures.py [refusal] [start]
+python tools/pictures.py [refusal] [start] [report]
 
 The second moves: it shows each line when it came, with pauses of a second at most.
 Where a reader asks for less motion, or the picture is printed, all lines stand there at once.
+The third runs the sweep, of two minutes on two cores, and needs Chromium.
 """
 
 from __future__ import annotations
 
 import io
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +27,15 @@ from rich.text import Text
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 REFUSED = "model=lama7b optimizer.lrr=1 train.seq_len=4096 train.max_steps=abc"
 STARTED = "run.dir=runs/first"
-STEPS = 0  # lines of steps that are shown of a start, whose speed is that of this machine now
+STEPS = 4  # lines of steps that are shown of a start
+SWEEP = (
+    "optimizer=adamw,muon optimizer.lr=3e-3,1e-2,3e-2 seed=1,2,3 sweep.name=question "
+    "launch.jobs=2 model.n_layers=2 model.dim=64 train.max_steps=60 train.seq_len=64 "
+    "train.batch_size=8 metrics.log_interval=5 eval.interval=60 eval.max_tokens=16384 "
+    "checkpoint=off"
+)
+SIZE = (1280, 1500)  # pixels of the picture of a page
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PAUSE = 1.0
 MOTION = """
 @media screen and (prefers-reduced-motion: no-preference) {{
@@ -67,6 +78,22 @@ def start() -> None:
     draw("start", lines, times)
 
 
+def report() -> None:
+    """Run a sweep, and draw the upper part of its page."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        sys.exit(f"no browser to draw a page: one of {', '.join(BROWSERS)}")
+    with tempfile.TemporaryDirectory() as folder:
+        for words in (f"forge.train -m {SWEEP}", "forge.report sweeps/question"):
+            subprocess.run([sys.executable, "-m", *words.split()], cwd=folder, check=True)
+        page = Path(folder, "sweeps", "question", "report", "index.html")
+        size = f"--window-size={SIZE[0]},{SIZE[1]}"
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", size]
+        picture = DOCS / "report.png"
+        command = [browser, *options, f"--screenshot={picture}", page.as_uri()]
+        subprocess.run(command, check=True, capture_output=True)
+
+
 def draw(name: str, lines: list[str], times: list[float] | None = None) -> None:
     """Write docs/NAME.svg. times: seconds at which the lines came; None = it does not move."""
     console = Console(record=True, width=100 if times else 88, file=io.StringIO())
@@ -101,7 +128,7 @@ def motion(name: str, times: list[float]) -> str:
     return MOTION.format(rules="\n  ".join(rules))
 
 
-PICTURES = {"refusal": refusal, "start": start}
+PICTURES = {"refusal": refusal, "start": start, "report": report}
 
 if __name__ == "__main__":
     main()

@@ -101,7 +101,7 @@ def _serve(options: argparse.Namespace) -> int:
     if options.draft is not None:
         checkpoints.find_checkpoint(options.draft)
     path = checkpoint_path(options)
-    listening = listen(options.host or LOCAL, options.port)
+    listening = listening_socket(options.host or LOCAL, options.port)
     with listening:
         if options.parallel is None:
             run_server(*_loaded(path, options), listening, options)
@@ -193,7 +193,7 @@ def _weights(options: argparse.Namespace) -> str:
     return EMA if options.ema else TRAINED
 
 
-def listen(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int) -> socket.socket:
     """A socket bound to the address, before the model is loaded. Raises ValueError."""
     if not 0 <= port < 1 << 16:
         raise ValueError(f"--port {port}: from 0 to 65535")

@@ -155,10 +155,9 @@ class Engine:
         agree: Callable[[Tensor], Tensor] = lambda drawn: drawn,
         draft: Draft | None = None,
     ) -> None:
-        """draft: drafts tokens, of the same tokenizer; texts stay as without. lead: of other ranks, which repeat all steps; an error of the model then ends the engine,
-        since ranks may be at different places. agree: as of `How`.
-
-        Raises ValueError for models that cannot have drafts.
+        """draft: drafts tokens, of the same tokenizer; texts stay as without. lead: of other ranks,
+        which repeat all steps; an error of the model then ends the engine, since ranks may be at
+        different places. agree: as of `How`. Raises ValueError for models that have no drafts.
         """
         self.model, self.tokenizer, self.device = model, tokenizer, device
         self.slots, self.room, self.processed = slots, waiting, processed_logprobs

@@ -53,11 +53,11 @@ def _serve(folder: Path, trust: Sequence[str]) -> None:
 
 def serve_engine(server: Any, options: argparse.Namespace) -> None:
     """Serve on the main rank until a signal, or the loss of another rank, which is raised."""
-    from forge.serve.__main__ import LOCAL, listen, run_server
+    from forge.serve.__main__ import LOCAL, listening_socket, run_server
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    with listen(options.host or LOCAL, options.port) as listening:
+    with listening_socket(options.host or LOCAL, options.port) as listening:
         run_server(server, [server.engine], listening, options)
     if server.engine.error is not None:
         raise server.engine.error

@@ -113,9 +113,8 @@ def test_texts_on_ranks_are_those_of_one_process(loaded, layout, apart, monkeypa
             assert texts == {place: text for place, text in expected.items() if place in texts}
             assert len(texts) == 16 - 2 * (slots == 1)
             engine._change = lead.idle  # a sign of life between two requests
-            assert answers(engine, 3) == {
-                place: expected[place] for place in [(0, 0), (1, 0), (2, 0)]
-            }
+            again = [(0, 0), (1, 0), (2, 0)]
+            assert answers(engine, 3) == {place: expected[place] for place in again}
             engine.close()
             assert engine.error is None
 
@@ -129,7 +128,7 @@ def command(talker: Path) -> Iterator[Any]:
 
     def start(*more: str) -> tuple[subprocess.Popen[str], str]:
         words = [sys.executable, "-m", "forge.serve", str(talker), "--parallel", "tp2"]
-        both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        both: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         process = subprocess.Popen([*words, "--port", "0", *more], text=True, **both)
         started.append(process)
         assert process.stdout is not None
@@ -158,15 +157,12 @@ def test_the_command_on_ranks(command, loaded) -> None:
     """Sixteen at once, a client that vanishes, and an end by a signal without a message."""
     process, address = command("--slots", "4")
     how: Any = {"temperature": 0.9, "max_tokens": 24}
+    texts = ["the ship" + " a" * number for number in range(16)]
     with ThreadPoolExecutor(16) as pool:
-        replies = list(
-            pool.map(
-                lambda n: post(address, prompt="the ship" + " a" * n, seed=n, **how), range(16)
-            )
-        )
+        replies = list(pool.map(lambda n: post(address, prompt=texts[n], seed=n, **how), range(16)))
     options: Any = {"max_new_tokens": 24, "temperature": 0.9, "top_k": 0}
     for number, reply in enumerate(replies):
-        expected = loaded.continuations(["the ship" + " a" * number], seed=number, **options)
+        expected = loaded.continuations([texts[number]], seed=number, **options)
         assert reply["choices"][0]["text"] == expected[0].text
     url, body = f"{address}/v1/completions", {"prompt": "the", "stream": True, "max_tokens": 120}
     with httpx.stream("POST", url, json=body, timeout=60, trust_env=False) as reply:

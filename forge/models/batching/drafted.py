@@ -37,7 +37,7 @@ def why_no_drafts(model: Any) -> str:
 
 
 class Drafted(Slots):
-    """Slots of a model, and of another that drafts. Both hold the same tokens at the same places."""
+    """Slots of a model, and of one that drafts; both hold the same tokens at the same places."""
 
     def __init__(self, draft: Draft, *args: Any) -> None:
         """args: of `Slots`. Models without a reason of `why_no_drafts`."""

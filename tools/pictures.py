@@ -30,8 +30,8 @@ STARTED = "run.dir=runs/first"
 STEPS = 4  # lines of steps that are shown of a start
 SWEEP = (
     "optimizer=adamw,muon optimizer.lr=1e-2,3e-2 seed=1,2,3 sweep.name=question "
-    "launch.jobs=2 model.n_layers=2 model.dim=64 train.max_steps=100 train.seq_len=64 "
-    "train.batch_size=8 metrics.log_interval=5 eval.interval=100 eval.max_tokens=8192 "
+    "launch.jobs=2 model.n_layers=2 model.dim=64 train.max_steps=60 train.seq_len=64 "
+    "train.batch_size=8 metrics.log_interval=5 eval.interval=60 eval.max_tokens=8192 "
     "checkpoint=off"
 )
 SIZE = (1280, 1500)  # pixels of the picture of a page

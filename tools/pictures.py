@@ -5,7 +5,7 @@ python tools/pictures.py [refusal] [start] [report]
 
 The second moves: it shows each line when it came, with pauses of a second at most.
 Where a reader asks for less motion, or the picture is printed, all lines stand there at once.
-The third runs the sweep, of two minutes on two cores, and needs Chromium.
+The third is of benchmarks/results/optimizers.html, and needs Chromium.
 """
 
 from __future__ import annotations
@@ -28,12 +28,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 REFUSED = "model=lama7b optimizer.lrr=1 train.seq_len=4096 train.max_steps=abc"
 STARTED = "run.dir=runs/first"
 STEPS = 4  # lines of steps that are shown of a start
-SWEEP = (
-    "optimizer=adamw,muon optimizer.lr=1e-2,3e-2 seed=1,2,3 sweep.name=question "
-    "launch.jobs=2 model.n_layers=2 model.dim=64 train.max_steps=60 train.seq_len=64 "
-    "train.batch_size=8 metrics.log_interval=5 eval.interval=60 eval.max_tokens=8192 "
-    "checkpoint=off"
-)
+PAGE = DOCS.parent / "benchmarks" / "results" / "optimizers.html"  # of a sweep that was run
 SIZE = (1280, 1500)  # pixels of the picture of a page
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PAUSE = 1.0
@@ -79,19 +74,13 @@ def start() -> None:
 
 
 def report() -> None:
-    """Run a sweep, and draw the upper part of its page."""
+    """Draw the upper part of the page of a sweep."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         sys.exit(f"no browser to draw a page: one of {', '.join(BROWSERS)}")
-    with tempfile.TemporaryDirectory() as folder:
-        for words in (f"forge.train -m {SWEEP}", "forge.report sweeps/question"):
-            subprocess.run([sys.executable, "-m", *words.split()], cwd=folder, check=True)
-        page = Path(folder, "sweeps", "question", "report", "index.html")
-        size = f"--window-size={SIZE[0]},{SIZE[1]}"
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", size]
-        picture = DOCS / "report.png"
-        command = [browser, *options, f"--screenshot={picture}", page.as_uri()]
-        subprocess.run(command, check=True, capture_output=True)
+    size, picture = f"--window-size={SIZE[0]},{SIZE[1]}", f"--screenshot={DOCS / 'report.png'}"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", size, picture]
+    subprocess.run([browser, *options, PAGE.as_uri()], check=True, capture_output=True)
 
 
 def draw(name: str, lines: list[str], times: list[float] | None = None) -> None:

@@ -1,15 +1,18 @@
-"""Pictures of a terminal: docs/refusal.svg, a refusal; docs/start.svg, a run that starts.
+"""Pictures of the documentation: docs/refusal.svg and docs/start.svg, terminals with a refusal and
+a run that starts; docs/report.png, the page of a sweep.
 
-python tools/pictures.py [refusal] [start]
+python tools/pictures.py [refusal] [start] [report]
 
 The second moves: it shows each line when it came, with pauses of a second at most.
 Where a reader asks for less motion, or the picture is printed, all lines stand there at once.
+The third is of benchmarks/results/optimizers.html, and needs Chromium.
 """
 
 from __future__ import annotations
 
 import io
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,7 +27,10 @@ from rich.text import Text
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 REFUSED = "model=lama7b optimizer.lrr=1 train.seq_len=4096 train.max_steps=abc"
 STARTED = "run.dir=runs/first"
-STEPS = 0  # lines of steps that are shown of a start, whose speed is that of this machine now
+STEPS = 4  # lines of steps that are shown of a start
+PAGE = DOCS.parent / "benchmarks" / "results" / "optimizers.html"  # of a sweep that was run
+SIZE = (1280, 1500)  # pixels of the picture of a page
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PAUSE = 1.0
 MOTION = """
 @media screen and (prefers-reduced-motion: no-preference) {{
@@ -67,6 +73,16 @@ def start() -> None:
     draw("start", lines, times)
 
 
+def report() -> None:
+    """Draw the upper part of the page of a sweep."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        sys.exit(f"no browser to draw a page: one of {', '.join(BROWSERS)}")
+    size, picture = f"--window-size={SIZE[0]},{SIZE[1]}", f"--screenshot={DOCS / 'report.png'}"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", size, picture]
+    subprocess.run([browser, *options, PAGE.as_uri()], check=True, capture_output=True)
+
+
 def draw(name: str, lines: list[str], times: list[float] | None = None) -> None:
     """Write docs/NAME.svg. times: seconds at which the lines came; None = it does not move."""
     console = Console(record=True, width=100 if times else 88, file=io.StringIO())
@@ -101,7 +117,7 @@ def motion(name: str, times: list[float]) -> str:
     return MOTION.format(rules="\n  ".join(rules))
 
 
-PICTURES = {"refusal": refusal, "start": start}
+PICTURES = {"refusal": refusal, "start": start, "report": report}
 
 if __name__ == "__main__":
     main()

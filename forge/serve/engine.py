@@ -11,17 +11,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from forge.data.tokenizers.tokenizer import Tokenizer
+from forge.models.batching.drafted import Draft, Drafted, why_no_drafts
 from forge.models.batching.row import Row
 from forge.models.batching.slots import Apart, Rows, Slots, refillable
 from forge.models.reading_mode import evaluating
 from forge.models.sampling import How
 from forge.models.token_distribution import Sampling
 from forge.serve.json_guide import JSONGuide
+from forge.serve.lockstep import Lead
 from forge.serve.spelling import Speller
 
 CHUNK = 256  # tokens of a joining prompt that are read between two steps
+PULSE = 2.0  # seconds between two signs of life to other ranks
 ON_GPU = 4  # tokens that a GPU draws before it is waited for
 
 
@@ -147,10 +151,24 @@ class Engine:
         waiting: int = 64,
         length: int | None = None,
         processed_logprobs: bool = False,
+        lead: Lead | None = None,
+        agree: Callable[[Tensor], Tensor] = lambda drawn: drawn,
+        draft: Draft | None = None,
     ) -> None:
+        """draft: drafts tokens, of the same tokenizer; texts stay as without. lead: of other ranks,
+        which repeat all steps; an error of the model then ends the engine, since ranks may be at
+        different places. agree: as of `How`. Raises ValueError for models that have no drafts.
+        """
         self.model, self.tokenizer, self.device = model, tokenizer, device
         self.slots, self.room, self.processed = slots, waiting, processed_logprobs
         self.length = min(int(model.max_seq_len), length or int(model.max_seq_len))
+        self.lead, self.agree, self.draft = lead, agree, draft
+        for each in (model, draft.model) if draft is not None else ():
+            if reason := why_no_drafts(each):
+                raise ValueError(f"drafts: {reason}")
+            self.length = min(self.length, int(each.max_seq_len))
+        self.error: Exception | None = None  # that ended the engine
+        self.when_over: Callable[[], None] = lambda: None
         self.every = 1 if device.type == "cpu" else ON_GPU
         self.counts: Counter[str] = Counter()
         self.first_seconds = 0.0  # until the first token, of all requests
@@ -211,6 +229,12 @@ class Engine:
         done.result()
 
     @property
+    def how(self) -> How:
+        """Options of all draws, on all ranks."""
+        n_ids = self.tokenizer.vocab_size
+        return How(n_ids=n_ids, as_drawn=self.processed, agree=self.agree)
+
+    @property
     def live(self) -> int:
         """Answers that are written now."""
         return len(self._rows.rows)
@@ -225,26 +249,43 @@ class Engine:
         return self._thread.is_alive() and not self._closed
 
     def _empty(self) -> Rows:
-        how = How(n_ids=self.tokenizer.vocab_size, as_drawn=self.processed)
+        how = self.how
+        if self.lead is not None:
+            return self.lead.rows(self.model, self.slots, self.length, how, self.device)
+        if self.draft is not None:
+            size, length = self.slots, self.length
+            return Drafted(self.draft, self.model, size, length, length, how, self.device)
         if refillable(self.model):
             return Slots(self.model, self.slots, self.length, self.length, how, self.device)
         return Apart(self.model, self.slots, self.length, how, self.device)
 
     def _run(self) -> None:
-        with evaluating(self.model):
-            while self._wait():
-                try:
-                    self._step()
-                except Exception as error:  # of the model: requests fail, the engine goes on
-                    self._fail(f"{type(error).__name__}: {error}")
-                    self._rows = self._empty()
+        try:
+            with evaluating(self.model):
+                while self._wait():
+                    try:
+                        self._step()
+                    except Exception as error:  # of the model: requests fail, the engine goes on
+                        self._fail(f"{type(error).__name__}: {error}")
+                        if self.lead is not None and not isinstance(error, FloatingPointError):
+                            raise
+                        self._rows = self._empty()
+            if self.lead is not None:
+                self.lead.end()
+        except Exception as error:
+            self.error = error
+        with self._changed:
+            self._closed = True
         self._fail("the server is closing")
+        self.when_over()
 
     def _wait(self) -> bool:
         """Wait for a request; False when closed."""
         with self._changed:
             while not (self._closed or self._queue or self._rows.rows or self._change):
-                self._changed.wait()
+                waited = self._changed.wait(PULSE if self.lead is not None else None)
+                if not waited and self.lead is not None:
+                    self.lead.idle()  # other ranks would take a long silence for a loss
             return not self._closed
 
     def _fail(self, why: str) -> None:

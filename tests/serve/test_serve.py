@@ -149,3 +149,32 @@ def test_a_flood_is_refused(loaded) -> None:
         server.engine.close()
         assert ask(0).status_code == 503
         assert httpx.get(f"{address}/health", trust_env=False).status_code == 503
+
+
+def test_sixteen_streams_at_once(loaded) -> None:
+    """By the official client: all are live in one step, and each has its own text."""
+    with serving(loaded, slots=16) as (address, server):
+        server.ends[False] = frozenset()  # answers that end by their length alone
+        engine, live, slow = server.engine, [], threading.Event()
+        go_on = engine._rows.go_on
+
+        def noted(count: int) -> Any:
+            live.append(engine.live)
+            slow.wait(0.1 if max(live) < 16 else 0)
+            return go_on(count)
+
+        engine._rows.go_on = noted  # type: ignore[method-assign]
+        own = httpx.Client(trust_env=False, timeout=60)
+        asked: Any = {"model": "tiny", "prompt": "the ship", "max_tokens": 90, "temperature": 0.9}
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="-", http_client=own)
+
+        def text_of(number: int) -> str:
+            stream = client.completions.create(**asked, seed=number, stream=True)
+            return "".join(choice.text for part in stream for choice in part.choices)
+
+        with ThreadPoolExecutor(16) as pool:
+            texts = list(pool.map(text_of, range(16)))
+        assert max(live) == 16
+        engine._rows.go_on = go_on  # type: ignore[method-assign]
+        assert [text_of(number) for number in (0, 7, 15)] == [texts[0], texts[7], texts[15]]
+        assert len(set(texts)) == 16

@@ -87,10 +87,7 @@ class Rows:
     @torch.no_grad()
     def go_on(self, count: int = 1) -> list[Row]:
         """Draw `count` tokens for each row, fewer where a row's number ends; returns the rows."""
-        rows = list(self.rows)
-        if any(row.guide for row in rows):
-            count = 1  # the next mask depends on the token
-        count = min([count, *(row.most - len(row.tokens) for row in rows)])
+        rows, count = list(self.rows), self.steps(count)
         self._make_room(count)
         slots = slice(0, len(rows))
         unread, drawn = self.unread[slots], []
@@ -104,6 +101,12 @@ class Rows:
         self._went_on()
         self._take(rows, drawn)
         return rows
+
+    def steps(self, count: int) -> int:
+        """Tokens that each row can draw before a look at them, `count` at most."""
+        if any(row.guide for row in self.rows):
+            return 1  # the next mask depends on the token
+        return min([count, *(row.most - len(row.tokens) for row in self.rows)])
 
     def remove(self, row: Row) -> None:
         """Free the slot of a row; the last live row moves into it."""
@@ -211,14 +214,16 @@ class Rows:
             drawn[places] = sampling.draw(logits[places], uniform[places], marked)
         return drawn
 
-    def _take(self, rows: Sequence[Row], drawn: Sequence[Drawn]) -> None:
-        """Give rows their tokens, up to an ending token, and free the slots of ended rows."""
+    def _take(self, rows: Sequence[Row], drawn: Sequence[Drawn], counts: Any = None) -> None:
+        """Give rows their tokens, the first counts[row] of them, up to an ending token, and free
+        the slots of ended rows.
+        """
         tokens = torch.cat([part.tokens for part in drawn], 1).tolist()
         logprobs = torch.cat([part.logprobs for part in drawn], 1).tolist()
         likeliest = [_pairs(part.candidates, len(rows)) for part in drawn]
         support = [None if part.support is None else part.support.tolist() for part in drawn]
         for index, row in enumerate(rows):
-            for place, token in enumerate(tokens[index]):
+            for place, token in enumerate(tokens[index][: counts and counts[index]]):
                 row.take(token, logprobs[index][place], likeliest[place][index])
                 if (ids := support[place]) is not None:
                     row.support.append([each for each in ids[index] if each != NONE])

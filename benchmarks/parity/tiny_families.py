@@ -125,6 +125,7 @@ CASES: dict[str, Config] = {
         n_group=4,
         topk_group=2,
     ),
+    "glm 5": _of("GlmMoeDsaConfig", rope_parameters=DEFAULT, **(DEEP | INDEXER)),
     "gemma": _of("GemmaConfig", head_dim=16, num_key_value_heads=1),
     "gemma 2": _of(
         "Gemma2Config", **GEMMA, attn_logit_softcapping=5.0, final_logit_softcapping=30.0

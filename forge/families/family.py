@@ -135,7 +135,10 @@ class Family:
         yield from self._buffers(section, kind)
 
     def _buffers(self, section: Decoder, kind: Any, prefix: str = "") -> Iterator[TensorSpec]:
-        """Yield the selection bias of a block with experts."""
+        """Yield the selection bias of a block with experts, and the factor of its output."""
+        if section.layer_scalar:
+            name = f"{prefix}layer_scalar.factor"
+            yield TensorSpec(name=name, shape=(1,), role="buffer", part="scalars")
         if kind.moe:
             shape, name = (section.moe.num_experts,), f"{prefix}{SELECTION_BIAS}"
             yield TensorSpec(name=name, shape=shape, role="buffer", part="routers")

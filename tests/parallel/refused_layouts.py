@@ -51,6 +51,7 @@ pp2 of modules for further tokens | pp2 | mtp | mtp
 cp2 of an indexer | cp=2 | cp_indexer | indexer
 cp2 of memories of n-grams | cp=2 | engram | memory
 pp2 of memories of n-grams | pp2 | engram | memory
+pp2 of shared keys | pp2 | one_pass | gemma4, small
 cp2 of Mamba-2 | cp=2 | cp_recurrent | mamba
 cp2 of short convolutions | cp=2 | cp_recurrent | short convolutions
 """)

@@ -215,7 +215,7 @@ class Decoder(LayerShape):
         pre, post = layer.norms_before, layer.norms_after
         mixes, feeds = not layer.mixer.absent, not layer.feed_forward.absent
         streams = layer.mhc_expansion_rate, layer.dim
-        branched, width = kind.moe and layer.moe.branch_norms, layer.per_layer_input_width
+        branched, width = kind.moe and layer.branched, layer.per_layer_input_width
         offset = layer.norm_unit_offset
         tensors = [
             *scalar_tensors(layer),

@@ -169,7 +169,12 @@ class LayerShape(
     @property
     def is_long(self) -> bool:
         """Whether blocks have parts behind or beside their feed-forward layer."""
-        return self.layer_scalar or self.per_layer_input_width > 0 or self.moe.branch_norms
+        return self.layer_scalar or self.per_layer_input_width > 0 or self.branched
+
+    @property
+    def branched(self) -> bool:
+        """Whether experts and the dense layer beside them are branches with norms."""
+        return self.moe.num_experts > 0 and self.moe.branch_norms
 
     @property
     def is_rotary(self) -> bool:

@@ -144,8 +144,7 @@ class Gemma4(Gemma):
     def table(self, layer: Decoder) -> Table:
         if layer.is_moe:
             return self.block
-        dense = {name: theirs for name, theirs in self.block.items() if "experts" not in name}
-        return dense
+        return {name: theirs for name, theirs in self.block.items() if "experts" not in name}
 
     def ignored(self, name: str, section: Decoder) -> bool:
         """Ignore also keys and values of layers that read those of earlier ones, and the norm."""
@@ -161,7 +160,7 @@ SHARING = SharedAttention.schema_name
 
 
 def turned(layer: Decoder) -> dict[str, Any]:
-    """Return the rotation of a kind of layers; transformers knows no factor of proportional ones."""
+    """Return the rotation of a layer; transformers knows no factor of a proportional one."""
     rotation = rope.rope_parameters(layer)
     if layer.stretches == "proportional":
         del rotation["factor"]
@@ -184,8 +183,9 @@ def read_full(keys: Keys, types: list[str]) -> dict[str, Any]:
         entries = {int(number): entry for number, entry in by_layer.items()}
         entry = next(iter(entries.values()), {})
         known = {"head_dim": "head_dim", "num_key_value_heads": "n_kv_heads"}
-        if set(entries) != full or any(x != entry for x in entries.values()) or set(entry) - {*known}:
-            keys.faults.append("per_layer_config: in forge full layers have equal heads, and others no")
+        equal = set(entries) == full and all(other == entry for other in entries.values())
+        if not equal or set(entry) - {*known}:
+            keys.faults.append("per_layer_config: it says more than equal heads of full layers")
         heads |= {known[name]: value for name, value in entry.items() if name in known}
     return heads | {"share_kv_projections": same}
 

@@ -21,6 +21,8 @@ class GlmMoeDsa(DeepSeekV32):
     def options(self, keys: Keys) -> dict[str, Any]:
         options = super().options(keys)
         own_of_each(keys, options["n_layers"] or 0)
+        keys.only("indexer_rope_interleave", True, why="no model of the family is without")
+        keys.inert("index_share_for_mtp_iteration", "moe_router_dtype")
         options["mixer"]["indexer_rope_interleave"] = True
         return options
 

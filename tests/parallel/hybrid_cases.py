@@ -81,15 +81,6 @@ shared keys: tp2 x fsdp2 | tp=2 dp_shard=2 | gemma4, small
 shared keys: cp2 all_gather | cp=2 | gemma4, small | float64
 shared keys: cp2 ulysses | cp=2 ulysses | gemma4, small
 shared keys: cp2 x tp2 | cp=2 tp=2 | gemma4, small
-branches: one device, compiled | compiled | gemma4, moe
-branches: fsdp2 | dp_shard=2 | gemma4, moe | float64
-branches: tp2 | tp=2 | gemma4, moe | float64
-branches: tp2 without sequence parallel | tp=2 no_sp | gemma4, moe
-branches: ep2 | ep=2 | gemma4, moe | float64
-branches: ep2 x tp2 | ep=2 tp=2 | gemma4, moe
-branches: cp2 all_gather | cp=2 | gemma4, moe
-branches: pp2 | pp2 | gemma4, moe
-branches: fsdp2, full recompute | dp_shard=2 recompute=full | gemma4, moe
 mtp: one device, compiled | compiled | mtp
 mtp: fsdp2 | dp_shard=2 | mtp | float64
 mtp: fsdp2, tied, chunked | dp_shard=2 chunked | mtp, tied

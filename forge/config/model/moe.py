@@ -38,9 +38,6 @@ GROUPED = Condition(
     lambda config, ranks: config.model.moe.n_routing_groups > 1,
     "with model.moe.n_routing_groups=1",
 )
-BESIDE = Condition(
-    lambda config, ranks: config.model.moe.beside_dense, "without model.moe.beside_dense=true"
-)
 GROUPS, CHOSEN_GROUPS = "model.moe.n_routing_groups", "model.moe.topk_routing_group"
 
 
@@ -65,7 +62,6 @@ class MoE(Section):
         False,
         "the experts and the dense layer beside them each have a norm before and one behind, and "
         "the router reads the stream itself, as in Gemma 4",
-        acts_when=BESIDE,
     )
     shared_experts: int = opt(0, "experts that process every token", ge=0)
     shared_hidden_dim: int | None = opt(

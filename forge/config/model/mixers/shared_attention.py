@@ -75,7 +75,7 @@ def shared_attention(model: Decoder) -> Findings:
     for number, lender in lenders(model).items():
         if lender is None:
             message = f"layer {number} has shared attention, and no layer before it has such keys."
-            yield "model.layers", message, "layers of attention before it, of the same window"
+            yield "model.layers", message, f"model.layers=[default,{model.kind_of(number).name}]"
             return
 
 

@@ -8,18 +8,11 @@ Content = dict[str, Any]
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def _shape(
-    layers: int, dim: int, heads: int, kv_heads: int, ffn: int, vocab: int, seq: int
-) -> Content:
-    return {
-        "num_hidden_layers": layers,
-        "hidden_size": dim,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "intermediate_size": ffn,
-        "vocab_size": vocab,
-        "max_position_embeddings": seq,
-    }
+def _shape(*shape: int) -> Content:
+    """Layers, width, heads, heads of keys, feed-forward width, vocabulary, longest sequence."""
+    names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads")
+    names += ("intermediate_size", "vocab_size", "max_position_embeddings")
+    return dict(zip(names, shape, strict=True))
 
 
 def _gemma4(*shape: int, period: int = 6, window: int = 1024, **more: Any) -> Content:
@@ -91,7 +84,12 @@ def _nemotron(pattern: str, *shape: int, mamba: int, **more: Any) -> Content:
     content = {"model_type": "nemotron_h", "hybrid_override_pattern": pattern, "n_groups": 8}
     content |= {"mamba_num_heads": mamba, "mamba_head_dim": 64, "ssm_state_size": 128}
     content |= {"conv_kernel": 4, "chunk_size": 128, "head_dim": 128, "mlp_hidden_act": "relu2"}
-    content |= {"use_bias": False, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False, "use_conv_bias": True}
+    content |= {
+        "use_bias": False,
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": False,
+        "use_conv_bias": True,
+    }
     return content | _shape(len(pattern), *shape, 131072, 8192) | more
 
 

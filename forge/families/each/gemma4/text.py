@@ -77,7 +77,7 @@ class Gemma4(Gemma):
         usual = [FULL if layer % 6 == 5 else SLIDING for layer in range(count)]
         types = patterns.read_types(keys, options["n_layers"], usual)
         types[-1:] = [FULL]  # transformers makes it so
-        options |= {"moe": experts} if (experts := read_experts(keys)) else {}
+        options |= {"moe": experts} if (experts := read_branches(keys)) else {}
         return options | self.kinds(keys, types, options)
 
     def inputs(self, keys: Keys, vocab: int | None) -> int:
@@ -139,7 +139,7 @@ class Gemma4(Gemma):
         wide = layers[-1].computed_ffn_hidden_dim != layers[0].computed_ffn_hidden_dim
         config |= {"num_kv_shared_layers": count, "use_double_wide_mlp": bool(count and wide)}
         config["intermediate_size"] = layers[0].computed_ffn_hidden_dim
-        return config | write_experts(section)
+        return config | write_branches(section)
 
     def table(self, layer: Decoder) -> Table:
         if layer.is_moe:
@@ -190,7 +190,7 @@ def read_full(keys: Keys, types: list[str]) -> dict[str, Any]:
     return heads | {"share_kv_projections": same}
 
 
-def read_experts(keys: Keys) -> dict[str, Any]:
+def read_branches(keys: Keys) -> dict[str, Any]:
     """Return the options of experts, none without them."""
     if not keys.take("enable_moe_block", default=False):
         keys.inert("num_experts", "top_k_experts", "moe_intermediate_size")
@@ -202,8 +202,8 @@ def read_experts(keys: Keys) -> dict[str, Any]:
     }
 
 
-def write_experts(section: Decoder) -> dict[str, Any]:
-    """Return the keys read by `read_experts`."""
+def write_branches(section: Decoder) -> dict[str, Any]:
+    """Return the keys read by `read_branches`."""
     if not section.is_moe:
         return {"enable_moe_block": False}
     moe = {"num_experts": section.moe.num_experts, "top_k_experts": section.moe.top_k}

@@ -66,8 +66,13 @@ class Gemma4(Gemma):
 
     def options(self, keys: Keys) -> dict[str, Any]:
         keys.inert("hidden_act")
-        options = self.common(keys, "hidden_activation") | {"norm_placement": "both"}
-        options |= {"norm_unit_offset": False, "qk_norm": True, "query_scale": 1.0}
+        options: dict[str, Any] = self.common(keys, "hidden_activation")
+        options |= {
+            "norm_placement": "both",
+            "norm_unit_offset": False,
+            "qk_norm": True,
+            "query_scale": 1.0,
+        }
         options |= {"v_norm": True, "v_norm_with_scale": False, "layer_scalar": True}
         options["final_logits_soft_cap"] = keys.number("final_logit_softcapping", default=0.0)
         why = "forge's layers see tokens before"
@@ -126,7 +131,7 @@ class Gemma4(Gemma):
         full = layers[types.index(FULL)] if FULL in types else layers[0]
         sliding = layers[types.index(SLIDING)] if SLIDING in types else full
         by_kind = {FULL: full, SLIDING: sliding}
-        config["rope_parameters"] = {kind: turned(layer) for kind, layer in by_kind.items()}
+        config["rope_parameters"] = {kind: rotation_of(layer) for kind, layer in by_kind.items()}
         config |= {"head_dim": sliding.computed_head_dim, "num_key_value_heads": sliding.kv_heads}
         config["global_head_dim"] = full.computed_head_dim
         config["attention_k_eq_v"] = full.share_kv_projections
@@ -159,7 +164,7 @@ class Gemma4(Gemma):
 SHARING = SharedAttention.schema_name
 
 
-def turned(layer: Decoder) -> dict[str, Any]:
+def rotation_of(layer: Decoder) -> dict[str, Any]:
     """Return the rotation of a layer; transformers knows no factor of a proportional one."""
     rotation = rope.rope_parameters(layer)
     if layer.stretches == "proportional":

@@ -155,6 +155,10 @@ def needs(file: str, folder: Path) -> list[str]:
         "data/shards": [f"data.path={folder}", "data.file_pattern=*.txt", "tokenizer=bytes"],
         "data/synthetic": ["tokenizer=bytes"],
         "model/hf": [f"model.path={folder}", "train.seq_len=32"],
+        "mixer/shared_attention": [
+            "+model.kinds.first.mixer={schema: attention}",
+            "model.layers=[first,default]",
+        ],
         "data/mix": [f"+data.sources.mine.path={folder / 'my.txt'}"],
         "tokenizer/file": [f"tokenizer.path={folder / 'tokenizer.json'}"],
         "tokenizer/hf": ["tokenizer.name=my/model"],

@@ -39,6 +39,14 @@ DEEP |= {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size
 DEEP |= {"n_shared_experts": 2, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1}
 DEEP |= {"q_lora_rank": 12, "num_key_value_heads": 4}
 GEMMA: dict[str, Any] = {"head_dim": 16, "sliding_window": WINDOW, "query_pre_attn_scalar": 10}
+GEMMA4: dict[str, Any] = {"head_dim": 8, "global_head_dim": 16, "sliding_window": WINDOW}
+GEMMA4 |= {"num_hidden_layers": 6, "num_global_key_value_heads": 1}
+GEMMA4 |= {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2}
+GEMMA4 |= {"final_logit_softcapping": 30.0, "hidden_size_per_layer_input": 0}
+GEMMA4_SMALL = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB}
+GEMMA4_SMALL |= {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}
+GEMMA4_EXPERTS: dict[str, Any] = {"enable_moe_block": True, "attention_k_eq_v": True}
+GEMMA4_EXPERTS |= {"num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24}
 BY_KIND = {
     "sliding_attention": DEFAULT,
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e4},
@@ -125,11 +133,15 @@ CASES: dict[str, Config] = {
         n_group=4,
         topk_group=2,
     ),
+    "glm 5": _of("GlmMoeDsaConfig", rope_parameters=DEFAULT, **(DEEP | INDEXER)),
     "gemma": _of("GemmaConfig", head_dim=16, num_key_value_heads=1),
     "gemma 2": _of(
         "Gemma2Config", **GEMMA, attn_logit_softcapping=5.0, final_logit_softcapping=30.0
     ),
     "gemma 3": _of("Gemma3TextConfig", **GEMMA, num_hidden_layers=7, rope_parameters=BY_KIND),
+    "gemma 4": _of("Gemma4TextConfig", **GEMMA4, attention_k_eq_v=True),
+    "gemma 4, small": _of("Gemma4TextConfig", **(GEMMA4 | GEMMA4_SMALL)),
+    "gemma 4, experts": _of("Gemma4TextConfig", **GEMMA4, **GEMMA4_EXPERTS),
     "olmo 2": _of("Olmo2Config", rope_parameters=DEFAULT),
     "olmo 3": _of("Olmo3Config", sliding_window=WINDOW, rope_parameters=BY_KIND_YARN),
     "gpt-oss": _of("GptOssConfig", **GPT_OSS),
@@ -205,11 +217,12 @@ CASES: dict[str, Config] = {
 }
 """By the name of a case; families have several where they have several shapes."""
 DELTA: tuple[str, ...] = ("qwen3-next", "qwen3.5", "qwen3.5 moe")
-DEVIATION: dict[str, float] = dict.fromkeys(DELTA, 0.075)
-SLACK: dict[str, float] = dict.fromkeys(DELTA, 4.0)
+UNDIVIDED: tuple[str, ...] = ("gemma 4", "gemma 4, small", "gemma 4, experts")
+DEVIATION: dict[str, float] = dict.fromkeys(DELTA, 0.075) | dict.fromkeys(UNDIVIDED, 0.1)
+SLACK: dict[str, float] = dict.fromkeys(DELTA, 4.0) | dict.fromkeys(UNDIVIDED, 2.0)
 """Of matrices, 0.15 elsewhere, and factor of bounds, 1 elsewhere: queries and keys of length 1 and
 norms of each head multiply the rounding of fp32, in ours and transformers' alike: each is 2.6e-5
-from fp64 in logits.
+from fp64 in logits. Gemma 4 divides no scores by the root of the width of heads.
 """
 
 
@@ -228,6 +241,8 @@ def peer(case: str) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5, generator=generator)
     return model
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, ClassVar, NamedTuple
 
 from forge.config.field import Section, thaw_value, variant_of
@@ -118,10 +118,10 @@ class Family:
 
     def _further(self, section: Decoder, depth: int) -> Iterator[Row]:
         """Yield the rows of a module for a further token: a layer behind the last one."""
-        number = section.n_layers
-        kind = section.kind_of(number - 1)
-        layer, place = section.of_kind(kind.name), f"{self.prefix}{self.layers}{number + depth}."
-        table = self.further | {f"block.{name}": x for name, x in self.table(layer).items()}
+        kind = section.kind_of(section.n_layers - 1)
+        layer = section.of_kind(kind.name)
+        place, inside = self.further_place(section.n_layers, depth)
+        table = self.further | self.inside(inside, self.table(layer))
         specs = [*section.further_tensors(), *self._buffers(section, kind, "block.")]
         for spec in specs:
             if (entry := table.get(spec.name)) is not None:
@@ -129,13 +129,29 @@ class Family:
             elif not spec.name.endswith(SELECTION_BIAS):
                 raise ValueError(f"{self.model_type} has no tensor like mtp.*.{spec.name}")
 
+    def further_place(self, n_layers: int, depth: int) -> tuple[str, str]:
+        """Return the place of a module for a further token, and of its block inside of it."""
+        return f"{self.prefix}{self.layers}{n_layers + depth}.", ""
+
+    def inside(self, place: str, block: Table) -> Table:
+        """Return the table of the block of a module for a further token."""
+        return {
+            f"block.{name}": f"{place}{entry}"
+            if isinstance(entry, str)
+            else replace(entry, name=f"{place}{entry.name}")
+            for name, entry in block.items()
+        }
+
     def _specs(self, section: Decoder, kind: Any) -> Iterator[TensorSpec]:
         """Yield the tensors of a block, with the selection bias, a buffer and no parameter."""
         yield from section.block_tensors(kind)
         yield from self._buffers(section, kind)
 
     def _buffers(self, section: Decoder, kind: Any, prefix: str = "") -> Iterator[TensorSpec]:
-        """Yield the selection bias of a block with experts."""
+        """Yield the selection bias of a block with experts, and the factor of its output."""
+        if section.layer_scalar:
+            name = f"{prefix}layer_scalar.factor"
+            yield TensorSpec(name=name, shape=(1,), role="buffer", part="scalars")
         if kind.moe:
             shape, name = (section.moe.num_experts,), f"{prefix}{SELECTION_BIAS}"
             yield TensorSpec(name=name, shape=shape, role="buffer", part="routers")

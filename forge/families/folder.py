@@ -28,6 +28,8 @@ INSIDE = "language_model."
 """Prefix of the language model's tensors in a model that reads images too."""
 WITHIN = "model.language_model."
 """The same in Qwen's, whose head stands beside the language model."""
+APART = "mtp."
+"""Prefix of Qwen's modules for further tokens, which stand beside the model."""
 EMBEDDING = "embedding.weight"
 ORDER = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2")
 """Families first tried for writing a section; the first able family writes, the others follow."""
@@ -155,10 +157,11 @@ def _read(place: Path, changed: int) -> Folder:
 
 
 def _count_modules(folder: Path, family: Family, options: dict[str, Any]) -> None:
-    """Leave out modules for further tokens that are stated, but not behind the last layer of the
-    weights, in place: transformers does not save them.
+    """Leave out modules for further tokens that are stated, but not in the weights, in place:
+    transformers does not save them. Where none is stated, but a family may have one, the weights
+    say so.
     """
-    if not options.get(MODULES):
+    if MODULES not in options or options[MODULES] == 0:
         return
     try:
         names = list(stored_tensors(folder))
@@ -166,9 +169,12 @@ def _count_modules(folder: Path, family: Family, options: dict[str, Any]) -> Non
         names = []
     projection = family.further["projection.weight"]
     assert isinstance(projection, str)
-    place = f"{family.layers}{options['n_layers']}.{projection.removesuffix('weight')}"
+    place = family.further_place(options["n_layers"] or 0, 0)[0].removeprefix(family.prefix)
+    place += projection.removesuffix("weight")
     if not any(place in name for name in names):
         options[MODULES] = 0
+    elif options[MODULES] is None:
+        options[MODULES] = 1
 
 
 def read_content(file: Path) -> tuple[dict[str, Any], Any, bool]:
@@ -223,7 +229,8 @@ def _of_text(folder: Folder, files: dict[str, Stored]) -> dict[str, Stored]:
     """Return the tensors of the language model, by their names in a folder of it alone."""
     head, prefix = folder.family.head, folder.family.prefix
     if any(name.startswith(WITHIN) for name in files):
-        of_text = {name: x for name, x in files.items() if name == head or name.startswith(WITHIN)}
+        apart = (WITHIN, APART) if folder.family.further else (WITHIN,)
+        of_text = {name: x for name, x in files.items() if name == head or name.startswith(apart)}
         return {name.replace(WITHIN, "model.", 1): x for name, x in of_text.items()}
     if not folder.inside:
         return files

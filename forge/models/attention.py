@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
@@ -64,12 +66,12 @@ class Attention(nn.Module):
         rotation: Rotation | None = None,
         cache: LayerCache | None = None,
         *seen: Seen,
-        tokens: Tensor | None = None,
+        **named: Any,
     ) -> Tensor:
-        """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the earlier tokens. tokens:
-        [batch, seq], for value embeddings.
+        """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the earlier tokens. named: as of
+        `heads`.
         """
-        return self.wo(self.heads(x, rotation, cache, *seen, tokens=tokens))
+        return self.wo(self.heads(x, rotation, cache, *seen, **named))
 
     def heads(
         self,
@@ -78,8 +80,12 @@ class Attention(nn.Module):
         cache: LayerCache | None = None,
         *seen: Seen,
         tokens: Tensor | None = None,
+        lent: Any = None,
     ) -> Tensor:
-        """x: [batch, seq, dim] -> outputs of all heads, [batch, seq, heads * head_dim]."""
+        """x: [batch, seq, dim] -> outputs of all heads, [batch, seq, heads * head_dim].
+
+        tokens: [batch, seq], for value embeddings. lent: takes keys and values for later layers.
+        """
         made = [y.unflatten(-1, (-1, self.head_dim)) for y in self.input_products(x)]
         q, k, v = made if len(made) == 3 else (*made, made[1])
         v = v if self.v_norm is None else self.v_norm(v)
@@ -91,7 +97,10 @@ class Attention(nn.Module):
             q, gate = q[..., ::2, :], q[..., 1::2, :]
         q, k = self.placed(q, k, rotation)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        heads = self.attend(q, *((k, v) if cache is None else cache.append(k, v)), *seen)
+        k, v = (k, v) if cache is None else cache.append(k, v)
+        if lent is not None:
+            lent.take(k, v)
+        heads = self.attend(q, k, v, *seen)
         heads = heads.transpose(1, 2)
         return (heads if gate is None else heads * gate.sigmoid()).flatten(2)
 

@@ -14,6 +14,7 @@ from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.skips.backout import middle
 from forge.models.balance import Balanced, has_steps
 from forge.models.blocks.block import Block
+from forge.models.blocks.layer_inputs import LayerScalar, LongBlock, add_layer_inputs
 from forge.models.cache import KVCache, seen_in, token_positions
 from forge.models.documents import (
     Packed,
@@ -42,7 +43,7 @@ Places = tuple[int, Tensor | None]  # of the first token; of all, where they do 
 
 
 ADDED = {"learned": Positions, "sinusoidal": Sinusoids}
-BUFFERED = PositionTable | Sinusoids | Router | RoutingRecord | Drawing | Engram
+BUFFERED = PositionTable | Sinusoids | Router | RoutingRecord | Drawing | Engram | LayerScalar
 
 
 class Decoder(TableValues, nn.Module):
@@ -84,10 +85,12 @@ class Decoder(TableValues, nn.Module):
         self.spans = {kind: layer.span for kind, layer in scored.items()}
         self.with_values = {kind for kind, layer in of_kind.items() if layer.adds_values}
         self.kinds = [section.kind_of(layer).name for layer in range(section.n_layers)]
+        add_layer_inputs(self, section)
         self.engrams = memories(section)
+        make_block = LongBlock if section.is_long else Block
         # By number in a dict, so that a stage's blocks keep their names.
         self.blocks = nn.ModuleDict(
-            {str(n): Block(of_kind[kind], n, self.noise) for n, kind in enumerate(self.kinds)}
+            {str(n): make_block(of_kind[kind], n, self.noise) for n, kind in enumerate(self.kinds)}
         )
         self.backout = Backout() if section.backout else None
         self.middle = middle(section.n_layers) if section.backout else None
@@ -96,7 +99,7 @@ class Decoder(TableValues, nn.Module):
         if not section.tie_embeddings:
             self.output = OutputHead(section.dim, section.vocab_size, bias=False)
         last = of_kind[self.kinds[-1]], section.n_layers - 1
-        add_further(self, partial(Block, *last, self.noise))
+        add_further(self, partial(make_block, *last, self.noise))
 
     def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:
         return self.logits(self.hidden(tokens, cache=cache))
@@ -169,10 +172,11 @@ class Decoder(TableValues, nn.Module):
             # Converted once for all layers of a span, not in each layer.
             seen |= {span: scores_or_blocks(mask, x.dtype) for span, mask in rows.seen.items()}
         x0 = {"x0": x} if self.section.x0_scalars else {}
-        of_middle = x
+        of_layers, of_middle = self.layer_inputs_of(x, tokens), x
         for layer, block in self.blocks.items():
             kind = self.kinds[int(layer)]
             named = x0 | ({"tokens": tokens} if kind in self.with_values else {})
+            named |= of_layers.get(layer, {})
             layer_cache = cache.layers[int(layer)] if cache is not None else None
             if layer in self.engrams:
                 x = remembered(self, x, layer, tokens, at, cache)
@@ -187,6 +191,10 @@ class Decoder(TableValues, nn.Module):
                 x = block(x, rotations.get(kind), layer_cache, seen[span], **named)
             of_middle = x if int(layer) == self.middle else of_middle
         return x if self.backout is None else self.backout(x, of_middle)
+
+    def layer_inputs_of(self, x: Tensor, tokens: Tensor) -> dict[str, dict[str, Any]]:
+        """Further inputs of blocks by their names. x: input of the first block."""
+        return {}
 
     def _rotations(self, start: int, seq: int, positions: Tensor | None) -> dict[str, Rotation]:
         """Rotations by kind of layer, at positions start, start + 1, ..., or at `positions`."""

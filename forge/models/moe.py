@@ -23,6 +23,7 @@ from forge.models.dispatch import (
 )
 from forge.models.experts import Experts
 from forge.models.feed_forward import FeedForward
+from forge.models.norm import make_norm
 from forge.models.router import Routed, Router
 from forge.models.routing_losses import balance_loss, entropy, router_z_loss
 from forge.models.routing_record import RoutingRecord
@@ -55,20 +56,22 @@ class MoE(nn.Module):
         super().__init__()
         self.section: MoEConfig = section.moe
         self.number = n_moe_layers(section.moe, layer)
-        self.router = Router(section.moe, section.dim)
+        self.router = Router(section.moe, section.dim, section.norm_eps)
         self.experts = Experts(section)
         shared = section.moe.shared_width(section)
         self.shared = FeedForward(section, shared) if shared else None
         gated = shared and section.moe.shared_expert_gate
         self.shared_gate = nn.Linear(section.dim, 1, bias=False) if gated else None
-        beside = section.moe.beside_dense
+        self.input_norm = make_norm(section) if section.moe.branch_norms else None
+        beside = section.moe.beside_dense and not section.moe.branch_norms
         self.dense = build_part(section.feed_forward, section) if beside else None
         self.record = RoutingRecord(section.moe.num_experts)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [batch, seq, dim] -> [batch, seq, dim]."""
-        section, flat = self.section, x.flatten(0, 1)
-        routed = self.router(flat)
+        section, routed = self.section, self.router(x.flatten(0, 1))
+        x = x if self.input_norm is None else self.input_norm(x)
+        flat = x.flatten(0, 1)
         # Where ranks cut sequences, each run has other earlier tokens, and is counted alone.
         sequences, per_sequence = len(x) * self.pieces, self._per_sequence or not self.in_order
         assignments = sort_assignments(

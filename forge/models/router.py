@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge.config.model.moe import MoE as MoEConfig
+from forge.models.norm import eps_for
 
 
 class Routed(NamedTuple):
@@ -38,17 +39,24 @@ class Router(nn.Module):
 
     selection_bias: Tensor
 
-    def __init__(self, section: MoEConfig, dim: int) -> None:
+    def __init__(self, section: MoEConfig, dim: int, eps: float | None = None) -> None:
         super().__init__()
         self.section = section
         self.weight = nn.Parameter(torch.empty(section.num_experts, dim))
         nn.init.normal_(self.weight, std=dim**-0.5)
         zeros = torch.zeros(section.num_experts, dtype=torch.float32)
         self.bias = nn.Parameter(zeros.clone()) if section.router_bias else None
+        self.input_scale = nn.Parameter(torch.ones(dim)) if section.router_norm else None
+        of_experts = section.per_expert_scale
+        self.expert_scale = nn.Parameter(zeros.clone() + 1) if of_experts else None
+        self.eps = eps
         self.register_buffer("selection_bias", zeros)
 
     def forward(self, x: Tensor) -> Routed:
         """x: [tokens, dim]; scores and weights are at least fp32."""
+        if self.input_scale is not None:
+            x = F.rms_norm(x, x.shape[-1:], None, eps_for(self, x))
+            x = x * self.input_scale.to(x.dtype) * x.shape[-1] ** -0.5
         section, logits = self.section, self._logits(x)
         if section.router == "softmax_topk":
             scores = shares = logits.softmax(-1)
@@ -60,6 +68,8 @@ class Router(nn.Module):
         weights = scores.gather(1, experts)
         if section.norm_topk_prob:
             weights = weights / weights.sum(-1, keepdim=True)
+        if self.expert_scale is not None:
+            weights = weights * self.expert_scale.to(weights.dtype)[experts]
         return Routed(experts, weights * section.routed_scaling_factor, logits, shares)
 
     def reset_buffers(self) -> None:

@@ -74,6 +74,20 @@ PARAMETERS = {
     "qwen3_480b_a35b": 480_154_875_392,
     "smollm2_135m": 134_515_008,
     "smollm2_1_7b": 1_711_376_384,
+    "gemma4_31b": 30_697_345_280,
+    "gemma4_26b_a4b": 25_233_141_760,
+    "gemma4_e4b": 7_463_013_376,
+    "gemma4_e2b": 4_628_569_344,
+    "glm5_744b": 743_911_199_232,
+    "lfm2_350m": 354_483_968,
+    "lfm2_700m": 742_489_344,
+    "lfm2_1_2b": 1_170_340_608,
+    "lfm2_2_6b": 2_569_272_320,
+    "granite4_h_micro": 3_191_396_096,
+    "granite4_h_tiny": 6_939_037_248,
+    "nemotron_h_8b": 8_100_852_736,
+    "bamba_9b": 9_780_235_392,
+    "qwen3_5_397b_a17b": 396_346_350_336,
 }
 ENTRIES = {"task": "eval.tasks.mine", "reward": "rewards.mine", "environment": "environment"}
 OF_ROLLOUTS = (
@@ -141,6 +155,10 @@ def needs(file: str, folder: Path) -> list[str]:
         "data/shards": [f"data.path={folder}", "data.file_pattern=*.txt", "tokenizer=bytes"],
         "data/synthetic": ["tokenizer=bytes"],
         "model/hf": [f"model.path={folder}", "train.seq_len=32"],
+        "mixer/shared_attention": [
+            "+model.kinds.first.mixer={schema: attention}",
+            "model.layers=[first,default]",
+        ],
         "data/mix": [f"+data.sources.mine.path={folder / 'my.txt'}"],
         "tokenizer/file": [f"tokenizer.path={folder / 'tokenizer.json'}"],
         "tokenizer/hf": ["tokenizer.name=my/model"],

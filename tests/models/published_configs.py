@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from published_newer import NEWER
+
 Content = dict[str, Any]
 
 
@@ -265,3 +267,4 @@ PUBLISHED["llama3_405b"] = PUBLISHED["llama3_1_405b"]
 _small = {"theta": 5e5, "rope_scaling": _llama31(32.0), "tie_word_embeddings": True}
 PUBLISHED["llama3_2_1b"] = _llama(16, 2048, 32, 8, 8192, 128256, 131072, head_dim=64, **_small)
 PUBLISHED["llama3_2_3b"] = _llama(28, 3072, 24, 8, 8192, 128256, 131072, head_dim=128, **_small)
+PUBLISHED |= NEWER

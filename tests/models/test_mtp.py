@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tiny_families import CASES, peer
 from torch import Tensor
-from transformers.modeling_layers import MtpModel
+from transformers.modeling_layers import MtpLayer, MtpModel
 
 from forge.config.model.mixers.mla import MLA as MLASection
 from forge.config.objectives.base import Pretrain as PretrainSection
@@ -98,6 +98,54 @@ def test_a_module_is_that_of_transformers(case: str, tmp_path: Path) -> None:
     copies.add(f"model.layers.{LAYERS}.embed_tokens.weight")
     assert before.keys() - after.keys() == copies
     assert all(torch.equal(after[name], before[name]) for name in after)
+
+
+@pytest.mark.parametrize("case", ["qwen3-next", "qwen3.5 moe"])
+def test_a_module_beside_the_model_is_the_layer_of_transformers(case: str, tmp_path: Path) -> None:
+    """Qwen's, whose block is a layer of full attention with experts."""
+    main = peer(case)
+    main.save_pretrained(tmp_path / "theirs")
+    full = main.config.layer_types.index("full_attention")
+    layer, drawn = main.model.layers[full], torch.Generator().manual_seed(6)
+    module = MtpLayer(main.config, type(layer), type(main.model.norm), full).float().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=drawn))
+    (file,) = (tmp_path / "theirs").glob("*.safetensors")
+    layer.load_state_dict(module.mtp_block.state_dict())
+    main.save_pretrained(tmp_path / "block")  # the block under its published names
+    saved = load_file(next((tmp_path / "block").glob("*.safetensors")))
+    place, tensors = f"model.layers.{full}.", load_file(file)
+    block = {n.removeprefix(place): x for n, x in saved.items() if n.startswith(place)}
+    tensors |= {f"mtp.layers.0.{name}": x for name, x in block.items()}
+    names = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc"}
+    for name, published_name in (names | {"post_norm": "norm"}).items():
+        tensors[f"mtp.{published_name}.weight"] = getattr(module, name).weight.detach().clone()
+    save_file(tensors, file, metadata={"format": "pt"})
+    ours, main = imported(tmp_path / "theirs").eval(), peer(case)
+    assert ours.section.mtp_num_layers == 1
+    tokens = torch.randint(VOCAB, (2, SEQ), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        states = main.model(tokens).last_hidden_state
+        positions = torch.arange(SEQ - 1)[None]
+        at = {"position_embeddings": main.model.rotary_emb(states[:, :-1], positions)}
+        unseen = torch.full((SEQ - 1, SEQ - 1), -torch.inf).triu(1)
+        at |= {"attention_mask": unseen[None, None], "position_ids": positions, "cache": None}
+        embedded = main.get_input_embeddings()(tokens[:, 1:])
+        expected = module(embedded, states[:, :-1], **at)
+        first, further = (state.detach() for state in ours.hidden_ahead(tokens))
+    torch.testing.assert_close(first, states, rtol=1e-4, atol=5e-5)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(further[:, :-1], expected, rtol=1e-4, atol=5e-5)
+    folder, out = folders.read_folder(tmp_path / "theirs"), tmp_path / "again"
+    assert not folder.family.unsaid(folder.section)
+    assert folder.family.content(folder.section)["mtp_num_hidden_layers"] == 1
+    out.mkdir()
+    rows, state = folder.family.rows(folder.section), ours.state_dict()
+    write_weights(out, rows, state.__getitem__, dtype=torch.float32, shard_bytes=10**9)
+    after = load_file(next(out.glob("*.safetensors")))
+    assert after.keys() == tensors.keys()
+    assert all(torch.equal(after[name], tensors[name]) for name in after)
 
 
 def test_a_folder_whose_modules_were_not_saved_has_none(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from forge.compose.hydra_adapter import CONF
 from forge.config.model.decoder import Decoder
 from forge.families.family import decoder_section
 from forge.families.folder import family_of
-from forge.families.keys import Keys
 
 OWN = {"nanochat", "tiny", "small", "moe_tiny", "moe_small", "hf"}
 """Presets of no published model."""
@@ -45,7 +44,7 @@ def test_a_preset_is_as_large_as_the_class_of_transformers(preset: str) -> None:
 def test_a_preset_computes_what_config_json_says(preset: str) -> None:
     family = family_of(PUBLISHED[preset]["model_type"])
     assert family is not None
-    keys = Keys(PUBLISHED[preset])
+    keys = family.keys(PUBLISHED[preset])
     options = family.options(keys)
     keys.finish()
     assert keys.faults == []

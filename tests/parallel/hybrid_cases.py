@@ -89,6 +89,18 @@ memory: tp2 | tp=2 | memory, streams | float64
 memory: tp2 without sequence parallel | tp=2 no_sp | memory
 memory: tp2 x fsdp2 | tp=2 dp_shard=2 | memory
 memory: fsdp2, full recompute | dp_shard=2 recompute=full | memory
+shared keys: one device, compiled | compiled | gemma4, small
+shared keys: one device, full recompute | recompute=full | gemma4, small
+shared keys: one device, selective recompute | recompute=selective | gemma4, small
+shared keys: fsdp2 | dp_shard=2 | gemma4, small, clipped | float64
+shared keys: fsdp2, full recompute | dp_shard=2 recompute=full | gemma4, small
+shared keys: tp2 | tp=2 | gemma4, small, clipped | float64
+shared keys: tp2 without sequence parallel | tp=2 no_sp | gemma4, small
+shared keys: tp4 with 2 heads of keys | tp=4 | gemma4, small
+shared keys: tp2 x fsdp2 | tp=2 dp_shard=2 | gemma4, small
+shared keys: cp2 all_gather | cp=2 | gemma4, small | float64
+shared keys: cp2 ulysses | cp=2 ulysses | gemma4, small
+shared keys: cp2 x tp2 | cp=2 tp=2 | gemma4, small
 mtp: one device, compiled | compiled | mtp
 mtp: fsdp2 | dp_shard=2 | mtp | float64
 mtp: fsdp2, tied, chunked | dp_shard=2 chunked | mtp, tied
@@ -101,6 +113,8 @@ packed: moba, cp2 ulysses | cp=2 ulysses | packed moba
 packed: streams, tp2 | tp=2 | packed streams
 packed: memory, tp2 | tp=2 | packed memory
 packed: memory, fsdp2 | dp_shard=2 | packed memory
+packed: shared keys, tp2 | tp=2 | packed gemma4, small
+packed: shared keys, cp2 all_gather | cp=2 | packed gemma4, small
 packed: mtp, tp2 | tp=2 | packed mtp
 packed: indexer, fsdp2 | dp_shard=2 | packed indexer
 packed: indexer, tp2 | tp=2 | packed indexer, warm-up

@@ -91,15 +91,29 @@ STREAMS = "model.mhc_expansion_rate=3 model.sinkhorn_iterations=4 model.norm_eps
 # In float64 alone: on one device too the gradient of a decay in float32 is 2e-5 from that in
 # float64, and runs of tokens round in another order.
 IN_RUNS = ("delta, in runs", "delta, in runs, clipped", "packed delta, in runs")
-# In float64 alone: the root of a product near 0 multiplies rounding errors without a bound.
+# In float64 alone: the root of a product near 0 multiplies rounding errors without a bound, and so
+# does the norm of keys read by several layers, whose gradient of a weight cancels to 1 in 10,000.
 FLOAT64_ALONE = (
     *("memory", "memory, streams", "memory, moe", "packed memory"),
     *("streams", "streams, clipped", "streams, moe", "packed streams"),
+    *("gemma4, small", "gemma4, small, clipped", "packed gemma4, small"),
     *IN_RUNS,
 )
 MEMORY = (
     "model.engram_layers=[0,2] model.engram_vocab_bases=[30,50] model.engram_num_heads=2 "
     "model.engram_head_dim=10 model.engram_kernel_size=3"
+)
+# Inputs of single layers, keys of earlier layers in two kinds, wider feed-forward layers.
+GEMMA4 = (
+    "model.kinds={w:{sliding_window_size:3,head_dim:6,n_kv_heads:4},sw:{sliding_window_size:3,"
+    "head_dim:6,n_kv_heads:4,mixer:{schema:shared_attention},ffn_hidden_dim:60},"
+    "s:{mixer:{schema:shared_attention},ffn_hidden_dim:60}} model.layers=[w,default,sw,s] "
+    "model.n_layers=4 model.per_layer_input_width=6 model.layer_scalar=true model.qk_norm=true "
+    "model.v_norm=true model.norm_placement=both"
+)
+BRANCHES = (
+    "beside_dense=true branch_norms=true router_norm=true per_expert_scale=true "
+    "model.norm_placement=both model.layer_scalar=true"
 )
 FURTHER = "model.mtp_num_layers=2 objective.mtp_loss_scaling_factor=0.3"
 CONV = "model.kinds={conv:{mixer:{schema:short_conv,conv_bias:true}}} model.layers=[conv,default]"
@@ -135,7 +149,7 @@ PACKED = (
     "delta, in runs",
     *("indexer", "indexer, warm-up"),
     *("mamba", "short convolutions", "mtp", "moba", "streams", "memory"),
-    *("gpt-oss", "llama4", "dropout", "nanochat"),
+    *("gemma4, small", "gpt-oss", "llama4", "dropout", "nanochat"),
 )
 """Models that are also tried with documents that share sequences."""
 
@@ -175,6 +189,9 @@ MODELS = {
     "memory": MEMORY,
     "memory, streams": f"{MEMORY} {STREAMS} {CLIPPED}",
     "memory, moe": f"{MOE} {MEMORY}",
+    "gemma4, small": GEMMA4,
+    "gemma4, small, clipped": f"{GEMMA4} {CLIPPED}",
+    "gemma4, moe": f"{MOE} {BRANCHES}",
     "mtp": FURTHER,
     "mtp, tied": f"{FURTHER} {TIED}",
     "indexer": f"{MLA} {INDEXED} {SPARSE}",

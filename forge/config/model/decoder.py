@@ -22,6 +22,8 @@ from forge.config.model.mtp import module_tensors
 from forge.config.model.skips.backout import backout_tensors
 from forge.config.model.skips.engram import MemoryShape, memory_tensors
 from forge.config.model.skips.hyper_connections import streams_flops, streams_tensors
+from forge.config.model.skips.layer_inputs import PART as OF_LAYERS
+from forge.config.model.skips.layer_inputs import layer_input_table, layer_input_tensors
 from forge.config.model.skips.residual_scalars import scalar_tensors
 from forge.config.model.skips.smear import smear_tensors
 from forge.config.model.tensors import (
@@ -167,6 +169,10 @@ class Decoder(LayerShape):
             first += self._norm("embedding_norm")
         if self.smear:
             first += smear_tensors(self.dim)
+        if width := self.per_layer_input_width:
+            sizes = {"layers": self.n_layers, "vocab": self.vocab_size, "dim": self.dim}
+            beside: Any = {"new": tuple(self.new_rows), "unit_offset": self.norm_unit_offset}
+            first += layer_input_table(width=width, **sizes, **beside)
         for layer in sorted(self.engram_layers):
             first += within(f"engrams.{layer}", self.memory_tensors(layer))
         last = list(backout_tensors()) if self.backout else []
@@ -209,6 +215,8 @@ class Decoder(LayerShape):
         pre, post = layer.norms_before, layer.norms_after
         mixes, feeds = not layer.mixer.absent, not layer.feed_forward.absent
         streams = layer.mhc_expansion_rate, layer.dim
+        branched, width = kind.moe and layer.branched, layer.per_layer_input_width
+        offset = layer.norm_unit_offset
         tensors = [
             *scalar_tensors(layer),
             *(streams_tensors("attention_streams", *streams) if mixes else ()),
@@ -216,11 +224,22 @@ class Decoder(LayerShape):
             *within("attention", layer.mixer.tensors(layer)),
             *(layer._norm("attention_post_norm") if post and mixes else ()),
             *(streams_tensors("feed_forward_streams", *streams) if feeds else ()),
-            *(layer._norm("feed_forward_norm") if pre and feeds else ()),
+            *(layer._norm("feed_forward_norm") if pre and feeds and not branched else ()),
             *within("feed_forward", last),
             *(layer._norm("feed_forward_post_norm") if post and feeds else ()),
+            *(layer._beside_experts() if branched else ()),
+            *(layer_input_tensors(width, layer.dim, unit_offset=offset) if width else ()),
         ]
         return list(by_law(layer.initial_law, tensors, layer.dim))
+
+    def _beside_experts(self) -> Iterator[TensorSpec]:
+        """Yield the dense branch of a block and the norms of both branches, but the experts' first
+        one.
+        """
+        yield from self._norm("dense_norm")
+        yield from within("dense", self.feed_forward.tensors(self))
+        yield from self._norm("dense_post_norm")
+        yield from self._norm("experts_post_norm")
 
     def _norm(self, name: str) -> Iterator[TensorSpec]:
         if not self.norm_with_scale:
@@ -241,6 +260,7 @@ class Decoder(LayerShape):
         names = PARTS + PARTS_OF_MOE if self.is_moe else PARTS
         names += PARTS_OF_SKIPS if self.has_skips else ()
         names += ("engram",) if self.engram_layers else ()
+        names += (OF_LAYERS,) if self.per_layer_input_width else ()
         names += ("hyper-connections",) if self.mhc_expansion_rate > 1 else ()
         names += ("further tokens",) if self.mtp_num_layers else ()
         parts: dict[str, int] = dict.fromkeys(names, 0)

@@ -24,6 +24,7 @@ OF_ALL_LAYERS = (
     *("new_rows", "logits_dot_in_fp32", "window_pattern", "short_window", "value_embeddings"),
     *("residual_scalars", "x0_scalars", "smear", "backout", "initial_law", "embedding_norm"),
     *("mtp_num_layers", "mhc_expansion_rate", "sinkhorn_iterations"),
+    *("layer_scalar", "per_layer_input_width"),
     *("engram_layers", "engram_vocab_bases", "engram_max_ngram_size", "engram_num_heads"),
     *("engram_head_dim", "engram_kernel_size", "engram_seed"),
 )

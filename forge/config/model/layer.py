@@ -15,6 +15,7 @@ from forge.config.model.rotary import RotaryOptions
 from forge.config.model.skips.backout import Backout
 from forge.config.model.skips.engram import Engram
 from forge.config.model.skips.hyper_connections import HyperConnections
+from forge.config.model.skips.layer_inputs import LayerInputs
 from forge.config.model.skips.residual_scalars import ResidualScalars
 from forge.config.model.skips.smear import Smear
 from forge.config.model.skips.value_embeddings import ValueEmbeddings
@@ -86,7 +87,9 @@ class Model(Section):
 
 
 @section
-class Skips(ValueEmbeddings, ResidualScalars, Smear, Backout, HyperConnections, Engram):
+class Skips(
+    ValueEmbeddings, ResidualScalars, LayerInputs, Smear, Backout, HyperConnections, Engram
+):
     """Ways around layers."""
 
     @property
@@ -162,6 +165,16 @@ class LayerShape(
         """Width of one expert, with null resolved to that of the dense feed-forward layer."""
         width = self.moe.ffn_hidden_dim
         return self.computed_ffn_hidden_dim if width is None else width
+
+    @property
+    def is_long(self) -> bool:
+        """Whether blocks have parts behind or beside their feed-forward layer."""
+        return self.layer_scalar or self.per_layer_input_width > 0 or self.branched
+
+    @property
+    def branched(self) -> bool:
+        """Whether experts and the dense layer beside them are branches with norms."""
+        return self.moe.num_experts > 0 and self.moe.branch_norms
 
     @property
     def is_rotary(self) -> bool:

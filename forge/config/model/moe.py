@@ -16,7 +16,7 @@ from forge.config.model.feed_forwards.dense import (
     remade_copies,
 )
 from forge.config.model.layer import LayerShape
-from forge.config.model.tensors import BIAS, EXPERT, ROUTER, TensorSpec, within
+from forge.config.model.tensors import BIAS, EXPERT, NORM, ROUTER, TensorSpec, norm, within
 from forge.config.rule import Findings, nearest_divisor, rule
 
 if TYPE_CHECKING:
@@ -58,6 +58,11 @@ class MoE(Section):
     ffn_hidden_dim: int | None = opt(None, "width of one expert; null = model.ffn_hidden_dim", gt=0)
     expert_bias: bool = opt(False, "add biases to the experts, the shared ones too")
     beside_dense: bool = opt(False, "add the output of a dense feed-forward layer")
+    branch_norms: bool = opt(
+        False,
+        "the experts and the dense layer beside them each have a norm before and one behind, and "
+        "the router reads the stream itself, as in Gemma 4",
+    )
     shared_experts: int = opt(0, "experts that process every token", ge=0)
     shared_hidden_dim: int | None = opt(
         None, "width of one shared expert; null = that of a routed expert", gt=0, acts_when=SHARED
@@ -73,6 +78,14 @@ class MoE(Section):
         choices=ROUTERS,
     )
     router_bias: bool = opt(False, "add a trained bias to the router's logits")
+    router_norm: bool = opt(
+        False,
+        "normalise what the router reads, and multiply it by a learned vector / sqrt(dim), as in "
+        "Gemma 4",
+    )
+    per_expert_scale: bool = opt(
+        False, "multiply the weight of an expert by a learned number of the expert"
+    )
     float32_gate_logits: bool = opt(True, "compute the router in fp32")
     norm_topk_prob: bool = opt(True, "divide the weights of a token's experts by their sum")
     routed_scaling_factor: float = opt(1.0, "multiplies the weights of the routed experts", gt=0)
@@ -140,6 +153,13 @@ class MoE(Section):
         yield TensorSpec(name="router.weight", shape=(experts, dim), role=ROUTER, **routers)
         if self.router_bias:
             yield TensorSpec(name="router.bias", shape=(experts,), role=BIAS, **routers)
+        vectors = {"input_scale": dim} if self.router_norm else {}
+        vectors |= {"expert_scale": experts} if self.per_expert_scale else {}
+        for name, size in vectors.items():
+            scale: dict[str, Any] = {"shape": (size,), "role": NORM, "initial": 1.0}
+            yield TensorSpec(name=f"router.{name}", **scale, **routers)
+        if self.branch_norms:
+            yield from norm("input_norm", dim, unit_offset=model.norm_unit_offset)
         packed: dict[str, Any] = {"part": "experts", "met": (self.top_k, experts)}
         packed["of_experts"] = True
         projections = ("w_gate", "w_up") if model.is_gated else ("w_up",)
@@ -160,7 +180,7 @@ class MoE(Section):
             if self.shared_expert_gate:
                 name = "shared_gate.weight"
                 yield TensorSpec(name=name, shape=(1, dim), role=ROUTER, **routers)
-        if self.beside_dense:
+        if self.beside_dense and not self.branch_norms:
             yield from within("dense", model.feed_forward.tensors(model))
 
     def kept(

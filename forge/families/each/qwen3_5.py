@@ -36,7 +36,10 @@ class Qwen35Moe(Qwen3Next):
     absent |= {"norm_topk_prob": True, "intermediate_size": 512}
 
     def common(self, keys: Keys) -> dict[str, Any]:
-        keys.inert("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype")
+        keys.only(
+            "mtp_use_dedicated_embeddings", False, None, why="forge's modules share the table"
+        )
+        keys.inert("mamba_ssm_dtype")
         return super().common(keys)
 
     def routing(self, keys: Keys) -> dict[str, Any]:

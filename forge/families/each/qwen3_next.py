@@ -83,6 +83,16 @@ def of_heads(heads: int, widths: Sequence[int], number: int) -> Rows:
     return rows
 
 
+FURTHER: Table = {
+    "embedding_norm.weight": "pre_fc_norm_embedding.weight",
+    "hidden_norm.weight": "pre_fc_norm_hidden.weight",
+    "projection.weight": "fc.weight",
+    "norm.weight": "norm.weight",
+}
+"""A module for a further token, beside the model."""
+APART, MODULES = "mtp.", "mtp_num_hidden_layers"
+
+
 class Qwen3Next(Family):
     model_type = "qwen3_next"
     architecture = "Qwen3NextForCausalLM"
@@ -91,6 +101,7 @@ class Qwen3Next(Family):
     absent |= {"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512}
     absent |= {"norm_topk_prob": True}
     outside = OUTSIDE
+    further = FURTHER
     block = ATTENTION | QK_NORM | MLP | NORMS | SHARED | EXPERTS
 
     def options(self, keys: Keys) -> dict[str, Any]:
@@ -111,6 +122,9 @@ class Qwen3Next(Family):
         options["head_dim"] = options["head_dim"] or 256
         options |= rope.read_rope(keys) | {"norm_unit_offset": True, "qk_norm": True}
         options["attention_output_gate"] = True
+        options["mtp_num_layers"] = keys.number(MODULES, "num_nextn_predict_layers", default=None)
+        if (options["mtp_num_layers"] or 0) > 1:
+            keys.faults.append(f"{MODULES}={options['mtp_num_layers']}: forge reads one module")
         biases = bool(keys.take("attention_bias", default=False))
         options |= {f"{letter}_bias": biases for letter in "qkvo"}
         count = options["n_layers"] or 0
@@ -139,6 +153,9 @@ class Qwen3Next(Family):
         config = write_sizes(section) | rope.write_rope(section)
         config |= {key: getattr(mixers[0], option) for option, key in WIDTHS.items()}
         config["attention_bias"] = all(section.attention_biases.values())
+        if section.mtp_num_layers > 1:
+            raise ValueError(f"model.mtp_num_layers={section.mtp_num_layers}")
+        config[MODULES] = section.mtp_num_layers
         linear = [isinstance(layer.mixer, GatedDeltaNet) for layer in layers]
         return config | {"layer_types": [LINEAR if is_linear else FULL for is_linear in linear]}
 
@@ -147,5 +164,9 @@ class Qwen3Next(Family):
         return self.block | delta(mixer) if isinstance(mixer, GatedDeltaNet) else self.block
 
     def ignored(self, name: str, section: Decoder) -> bool:
-        """Ignore also the layers trained to predict further tokens."""
-        return name.startswith(("mtp.", "model.mtp.")) or super().ignored(name, section)
+        """Ignore also modules for further tokens that are left out."""
+        left_out = not section.mtp_num_layers and name.startswith(("mtp.", "model.mtp."))
+        return left_out or super().ignored(name, section)
+
+    def further_place(self, n_layers: int, depth: int) -> tuple[str, str]:
+        return APART, f"layers.{depth}."

@@ -71,8 +71,11 @@ class Block(nn.Module):
             x = self._added(x, y, post_norm, self.attention_dropout, joint)
         elif cache is not None:
             cache.keep(x.shape[1])
-        if self.feed_forward is None:
-            return x
+        return x if self.feed_forward is None else self.feed(x)
+
+    def feed(self, x: Tensor) -> Tensor:
+        """Add the feed-forward layer or the experts to x, of the shape of `forward`."""
+        assert self.feed_forward is not None
         norm, post_norm = self.feed_forward_norm, self.feed_forward_post_norm
         joint = self.feed_forward_streams(x) if self.feed_forward_streams is not None else None
         y = self.feed_forward(

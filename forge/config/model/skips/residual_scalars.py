@@ -21,6 +21,9 @@ class ResidualScalars(Section):
     x0_scalars: bool = opt(
         False, "add to what enters a layer the input of the first one, times a learned number"
     )
+    layer_scalar: bool = opt(
+        False, "multiply what leaves a layer by a number of the checkpoint, 1 at first; not trained"
+    )
 
     @property
     def rescaled(self) -> bool:

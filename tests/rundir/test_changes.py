@@ -23,7 +23,7 @@ from forge.rundir import saved_config
 FREE = {
     "": "callbacks tags techniques trackers",
     "checkpoint": "async_mode continuous enabled export_at_end export_dtype interval "
-    "interval_minutes local_dir local_interval local_partner local_ranks "
+    "interval_minutes local_dir local_interval local_partner local_ranks remote "
     "keep_best keep_last_n last per_decade read_by_one_replica resume_from steps",
     "data": "cache_dir max_bad_rows num_workers pad_to_multiple_of pin_memory prefetch_factor",
     "model": "fused_gate_up fused_qkv recipe",

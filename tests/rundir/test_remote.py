@@ -168,11 +168,15 @@ def test_an_upload_that_dies_is_no_checkpoint(
         assert fetch_newest(listing, tmp_path / "back") == Saved(tmp_path / "back" / "step_2")
     assert content(tmp_path / "back" / "step_2") == content(first)
     assert "step_4 is passed over: it is torn" in caplog.text
+    with listing_of(store) as listing:
+        store.remove(listing.names(listing.saved[0]))
+    with listing_of(store) as listing:  # where nothing was ever complete, a run begins anew
+        assert fetch_newest(listing, tmp_path / "none") is None
     again = copies(run, place)  # the next start of the run copies it again
     again.start(4)
     again.finish()
     with listing_of(store) as listing:
-        assert [saved.step for saved in listing.usable()] == [2, 4]
+        assert [saved.step for saved in listing.usable()] == [4]
 
 
 def test_damage_in_the_store_is_seen(tmp_path: Path, folder: str) -> None:

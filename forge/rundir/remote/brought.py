@@ -47,7 +47,7 @@ def try_stores(remotes: Iterable[str]) -> None:
     """Write and remove a file in each store. Raises ConfigError for one that cannot be used."""
     for remote in remotes:
         try:
-            Store(remote).probe()
+            Store(remote, attempts=1).probe()
         except RemoteError as error:
             raise _refused(f"checkpoint.remote={remote}", error) from None
 

@@ -77,6 +77,7 @@ class Copies:
         self._state: object = None  # of the folder of checkpoints, at the last look
         self._begun: object = None  # of another rank's part: the save that was copied last
         self._ending, self._awake = threading.Event(), threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._work, name="remote", daemon=True)
 
     def start(self, step: int) -> None:
@@ -119,7 +120,7 @@ class Copies:
 
     def stop(self) -> None:
         """End without a further copy, after a failure of the run."""
-        self.size = 0
+        self._stopped.set()
         self._ending.set()
         self._awake.set()
 
@@ -127,7 +128,7 @@ class Copies:
         pause = POLL
         while True:
             last = self._ending.is_set()
-            if self.size == 0:
+            if self._stopped.is_set():
                 return
             try:
                 self._look()
@@ -214,13 +215,15 @@ class Copies:
         """Wait for the parts of other ranks. Raises RemoteError for a part that failed."""
         deadline = time.monotonic() + PATIENCE
         missing = sorted(ranks)
-        while missing and self.size:
+        while missing:
             for rank in list(missing):
                 file = self.linked / f"rank_{rank}.json"
                 if file.is_file():
                     missing.remove(rank)
                     if fault := read_object(file)["fault"]:
                         raise RemoteError(self.store.address, f"rank {rank}: {fault}", "")
+            if self._stopped.is_set():
+                raise RemoteError(self.store.address, "the run has failed meanwhile", "")
             if missing and time.monotonic() > deadline:
                 why = f"rank {missing[0]} has not copied its part within {PATIENCE:.0f} s"
                 raise RemoteError(self.store.address, why, "It is tried again", lasting=False)
@@ -229,7 +232,7 @@ class Copies:
     def _owner(self, name: str) -> int:
         """The rank that copies a file of a checkpoint."""
         match = OF_RANK.match(name)
-        return int(match[1]) % max(self.size, 1) if match else 0
+        return int(match[1]) % self.size if match else 0
 
     def _hold(self, saved: Saved) -> Saved | None:
         """A second tree of hard links to a checkpoint; None where it is removed meanwhile."""

@@ -158,7 +158,8 @@ def fetch_newest(
 ) -> Saved | None:
     """Download the newest checkpoint that is whole, into a folder; None where there is none.
 
-    Others are passed over with a warning. A checkpoint that is here already is not fetched again.
+    Others are passed over with a warning; uploads that were broken off count as none. A checkpoint
+    that is here already is not fetched again. Raises NoneLeft where all are damaged.
     """
     skipped: Skipped = []
     for saved in reversed(listing.saved):
@@ -171,7 +172,7 @@ def fetch_newest(
         skipped.append((saved, fault))
         name = f"{listing.store.address}/{listing.below}{saved.path.name}"
         log.warning("%s is passed over: %s", name, fault)
-    if skipped:
+    if any(META in listing.files[saved] for saved, _ in skipped):
         faults = "; ".join(f"{saved.path.name}: {fault}" for saved, fault in skipped)
         raise NoneLeft(f"{listing.store.address} has checkpoints and none can be used ({faults})")
     return None

@@ -44,7 +44,7 @@ class RemoteError(ValueError):
     """
 
     def __init__(self, address: str, why: str, fix: str, *, lasting: bool = True) -> None:
-        super().__init__(f"{address}: {why}. {fix}")
+        super().__init__(f"{address}: {why}. {fix}".rstrip())
         self.address, self.why, self.fix, self.lasting = address, why, fix, lasting
 
     def __reduce__(self) -> tuple[Any, ...]:  # the main rank's fault goes to all ranks
@@ -58,8 +58,8 @@ class Store:
     several files is complete once a last file is there. Raises RemoteError throughout.
     """
 
-    def __init__(self, address: str) -> None:
-        self.address = address.rstrip("/")
+    def __init__(self, address: str, *, attempts: int = ATTEMPTS) -> None:
+        self.address, self.attempts = address.rstrip("/"), attempts
         if library := missing_library(address):
             fix = f"Install it: pip install {library}"
             raise RemoteError(address, f"it needs the library {library}, which is absent", fix)
@@ -76,6 +76,7 @@ class Store:
         """The folder of a name in this folder."""
         folder = object.__new__(Store)
         folder.address, folder._fs = f"{self.address}/{name}", self._fs
+        folder.attempts = self.attempts
         folder._root = f"{self._root}/{name}"
         return folder
 
@@ -183,7 +184,7 @@ class Store:
             self._call(partial(rm, name))
 
     def probe(self) -> None:
-        """Write a small file, and remove it again; a fault is reported after one attempt."""
+        """Write a small file, and remove it again."""
         name = f"{PROBE}_{os.getpid()}"
         self.write(name, b"forge\n")
         if self.read(name) != b"forge\n":
@@ -210,8 +211,8 @@ class Store:
                 future.result()
 
     def _call(self, work: Callable[[], T], local: Path | None = None) -> T:
-        """Call, up to three times where a fault may pass. local: a file that may be removed."""
-        for attempt in range(1, ATTEMPTS + 1):
+        """Call, again where a fault may pass. local: a file that may be removed."""
+        for attempt in range(1, self.attempts + 1):
             try:
                 return work()
             except RemoteError:
@@ -220,7 +221,7 @@ class Store:
                 if local is not None and not local.exists():
                     raise FileNotFoundError(str(local)) from error
                 explained = fault_of_store(error, self.address)
-                if explained.lasting or attempt == ATTEMPTS:
+                if explained.lasting or attempt == self.attempts:
                     raise explained from error
                 time.sleep(PAUSE * 2 ** (attempt - 1))
         raise AssertionError

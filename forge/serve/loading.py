@@ -36,8 +36,10 @@ def draft_of(trained: Trained, options: argparse.Namespace) -> Draft:
     path = options.draft
     other = load_run(path, trust=for_run(path, options.trust), device=trained.device)
     if other.tokenizer.to_json() != trained.tokenizer.to_json():
-        fix = "both models must be trained with one (tokenizer=file, or another run's)"
-        raise ValueError(f"--draft {path}: its tokenizer is another than the served model's; {fix}")
+        hint = "both models must be trained with one (tokenizer=file, or another run's)"
+        raise ValueError(
+            f"--draft {path}: its tokenizer is another than the served model's; {hint}"
+        )
     for model, name in ((trained.model, "the served model"), (other.model, "the model")):
         if reason := why_no_drafts(model):
             raise ValueError(f"--draft {path}: no drafts: of {name}, {reason}")

@@ -99,5 +99,5 @@ def run_to_resume(place: str) -> tuple[Path, list[str]]:
 
 def _refused(key: str, error: Exception) -> Exception:
     if isinstance(error, RemoteError):
-        return refusal(key, f"{error.address}: {error.why}.", error.fix, COMMAND_LINE)
+        return refusal(key, f"{error.address}: {error.why}.", error.hint, COMMAND_LINE)
     return refusal(key, f"{error}.", "give another run.dir", COMMAND_LINE)

@@ -90,11 +90,11 @@ class Copies:
             (self.folder / ENDED).unlink(missing_ok=True)
             note_place(self.run_dir, self.store)
             with listing_of(self.store) as listing:
-                here = {saved.step: saved.meta for saved in list_checkpoints(self.folder)}
+                local_saves = {saved.step: saved.meta for saved in list_checkpoints(self.folder)}
                 for saved in listing.saved:
                     if listing.fault(saved, self.run_id) or saved.step > step:
                         self.store.remove(listing.names(saved))
-                    elif here.get(saved.step, {}).get("time") == saved.meta.get("time"):
+                    elif local_saves.get(saved.step, {}).get("time") == saved.meta.get("time"):
                         self._copied[saved.step] = _identity(saved)
             self.send_files()
         self._thread.start()
@@ -149,11 +149,11 @@ class Copies:
         if self.rank:
             self._copy_part()
             return
-        here = list_checkpoints(self.folder)
-        state = [(saved.step, _changed_at(saved)) for saved in here]
+        saves = list_checkpoints(self.folder)
+        state = [(saved.step, _changed_at(saved)) for saved in saves]
         if state == self._state:
             return
-        newest = next((s for s in reversed(here) if s.fault(self.run_id) is None), None)
+        newest = next((s for s in reversed(saves) if s.fault(self.run_id) is None), None)
         if newest is not None:
             self._bring_up_to_date(newest)
         self._state = state
@@ -184,8 +184,8 @@ class Copies:
             self.store.upload({_name(saved, META): held.path / META})
             with listing_of(self.store) as listing:
                 if fault := listing.fault(Saved(listing.folder / saved.path.name), self.run_id):
-                    fix = "It is copied again"
-                    raise RemoteError(f"{self.store.address}/{_name(saved, '')}", fault, fix)
+                    hint = "It is copied again"
+                    raise RemoteError(f"{self.store.address}/{_name(saved, '')}", fault, hint)
                 self._copied[saved.step] = _identity(held)
                 self._remove(listing, self.retention.surplus(listing.usable()))
         finally:
@@ -287,15 +287,17 @@ def run_files(run_dir: Path, folder: Path) -> list[Path]:
     """The files of a run without its checkpoints, weights for others, locks and hidden files."""
     files: list[Path] = []
     for place, folders, names in os.walk(run_dir):
-        here = Path(place)
-        top = here == run_dir
+        folder_path = Path(place)
+        top = folder_path == run_dir
         folders[:] = [
             name
             for name in folders
-            if here / name != folder and name[0] != "." and not (top and name in NOT_COPIED)
+            if folder_path / name != folder and name[0] != "." and not (top and name in NOT_COPIED)
         ]
         files += [
-            here / name for name in names if name[0] != "." and not (top and name in NOT_COPIED)
+            folder_path / name
+            for name in names
+            if name[0] != "." and not (top and name in NOT_COPIED)
         ]
     return [path for path in files if path.is_file() and not path.is_symlink()]
 

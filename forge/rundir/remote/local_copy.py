@@ -88,8 +88,8 @@ def _run(store: Store, target: Path, files: dict[str, Stated], is_best: bool, be
         saved = fetch_best(listing, folder) if is_best else fetch_newest(listing, folder)
     if saved is None:
         word = "checkpoint that was evaluated" if is_best else "complete checkpoint"
-        fix = "Give a step_N, or a run that has one"
-        raise RemoteError(store.address, f"there is no {word}", fix)
+        hint = "Give a step_N, or a run that has one"
+        raise RemoteError(store.address, f"there is no {word}", hint)
     return saved.path if is_best else target
 
 
@@ -104,8 +104,8 @@ def _one_file(store: Store, target: Path) -> Path:
 
 
 def _nothing(store: Store) -> RemoteError:
-    fix = "Correct it; a run is copied there by checkpoint.remote"
-    return RemoteError(store.address, "there is nothing at this address", fix)
+    hint = "Correct it; a run is copied there by checkpoint.remote"
+    return RemoteError(store.address, "there is nothing at this address", hint)
 
 
 @functools.cache  # the points of a sweep ask for the same address
@@ -118,7 +118,7 @@ def absence(address: str) -> tuple[str, str]:
         if not store.names() and Store(parent).file(name) is None:
             raise _nothing(store)
     except RemoteError as error:
-        return f"{error.why}.", error.fix
+        return f"{error.why}.", error.hint
     return "", ""
 
 

@@ -62,16 +62,16 @@ def run_id_in(store: Store) -> str | None:
     try:
         return None if content is None else str(json.loads(content)["run_id"])
     except (ValueError, KeyError, TypeError):
-        fix = "Give another run.dir, or remove what is there"
-        raise RemoteError(f"{store.address}/{PROVENANCE}", "it is damaged", fix) from None
+        hint = "Give another run.dir, or remove what is there"
+        raise RemoteError(f"{store.address}/{PROVENANCE}", "it is damaged", hint) from None
 
 
 def check_same_run(store: Store, run_id: str) -> None:
     """Raise RemoteError where the store has another run by this name."""
     other = run_id_in(store)
     if other not in (None, run_id):
-        fix = "Give another run.dir, or another checkpoint.remote"
-        raise RemoteError(store.address, "another run of this name is there", fix)
+        hint = "Give another run.dir, or another checkpoint.remote"
+        raise RemoteError(store.address, "another run of this name is there", hint)
 
 
 class Listing:
@@ -200,8 +200,8 @@ def fetch_run(store: Store, run_dir: Path, *, best: bool = False, to_go_on: bool
     if CONFIG not in files:
         raise RemoteError(store.address, f"there is no run: it has no {CONFIG}", "Correct the name")
     if not is_new(run_dir):
-        fix = "Remove it, or go where it is not in the way"
-        raise RemoteError(store.address, f"{run_dir} is there, and is not this run", fix)
+        hint = "Remove it, or go where it is not in the way"
+        raise RemoteError(store.address, f"{run_dir} is there, and is not this run", hint)
     scratch = run_dir.with_name(f".{run_dir.name}.{SCRATCH}")
     shutil.rmtree(scratch, ignore_errors=True)
     try:

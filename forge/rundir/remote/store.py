@@ -43,12 +43,12 @@ class RemoteError(ValueError):
     lasting: another attempt would fail likewise.
     """
 
-    def __init__(self, address: str, why: str, fix: str, *, lasting: bool = True) -> None:
-        super().__init__(f"{address}: {why}. {fix}".rstrip())
-        self.address, self.why, self.fix, self.lasting = address, why, fix, lasting
+    def __init__(self, address: str, why: str, hint: str, *, lasting: bool = True) -> None:
+        super().__init__(f"{address}: {why}. {hint}".rstrip())
+        self.address, self.why, self.hint, self.lasting = address, why, hint, lasting
 
     def __reduce__(self) -> tuple[Any, ...]:  # the main rank's fault goes to all ranks
-        return RemoteError, (self.address, self.why, self.fix)
+        return RemoteError, (self.address, self.why, self.hint)
 
 
 class Store:
@@ -61,8 +61,8 @@ class Store:
     def __init__(self, address: str, *, attempts: int = ATTEMPTS) -> None:
         self.address, self.attempts = address.rstrip("/"), attempts
         if library := missing_library(address):
-            fix = f"Install it: pip install {library}"
-            raise RemoteError(address, f"it needs the library {library}, which is absent", fix)
+            hint = f"Install it: pip install {library}"
+            raise RemoteError(address, f"it needs the library {library}, which is absent", hint)
         self._fs, self._root = self._call(partial(self._open, self.address))
 
     def _open(self, address: str) -> tuple[Any, str]:
@@ -238,20 +238,20 @@ def fault_of_store(error: Exception, address: str) -> RemoteError:
     if isinstance(error, ImportError):
         return RemoteError(address, reason.rstrip("."), "Install the library that it names")
     if "credential" in lower or "anonymous" in lower or "token" in kind.lower():
-        fix = f"Give {CREDENTIALS.get(scheme, 'the credentials of this store')}"
-        return RemoteError(address, f"there are no credentials for it ({reason.rstrip('.')})", fix)
+        hint = f"Give {CREDENTIALS.get(scheme, 'the credentials of this store')}"
+        return RemoteError(address, f"there are no credentials for it ({reason.rstrip('.')})", hint)
     if isinstance(error, PermissionError) or "accessdenied" in lower or "forbidden" in lower:
-        fix = "Check the credentials; they must list, read, write and remove there"
-        return RemoteError(address, f"access is denied ({reason.rstrip('.')})", fix)
+        hint = "Check the credentials; they must list, read, write and remove there"
+        return RemoteError(address, f"access is denied ({reason.rstrip('.')})", hint)
     if scheme != "file" and (isinstance(error, FileNotFoundError) or "nosuchbucket" in lower):
-        fix = "Correct its name, or make it first"
-        return RemoteError(address, f"there is no {bucket} in the store", fix)
+        hint = "Correct its name, or make it first"
+        return RemoteError(address, f"there is no {bucket} in the store", hint)
     if scheme == "file":
-        fix = "Give a folder that you may write in"
-        return RemoteError(address, f"it cannot be used ({kind}: {reason.rstrip('.')})", fix)
-    fix = "Check the network"
+        hint = "Give a folder that you may write in"
+        return RemoteError(address, f"it cannot be used ({kind}: {reason.rstrip('.')})", hint)
+    hint = "Check the network"
     if scheme == "s3":
-        fix += f" and AWS_ENDPOINT_URL ({os.environ.get('AWS_ENDPOINT_URL') or 'not set: AWS'})"
+        hint += f" and AWS_ENDPOINT_URL ({os.environ.get('AWS_ENDPOINT_URL') or 'not set: AWS'})"
     return RemoteError(
-        address, f"it cannot be used ({kind}: {reason.rstrip('.')})", fix, lasting=False
+        address, f"it cannot be used ({kind}: {reason.rstrip('.')})", hint, lasting=False
     )

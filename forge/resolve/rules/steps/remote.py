@@ -34,5 +34,5 @@ def absence_of(address: str) -> tuple[str, str] | None:
     """(why nothing can be read at an address, what to do); None where something is there."""
     from forge.rundir.remote.local_copy import absence  # imported late: few runs name an address
 
-    why, fix = absence(address)
-    return (why, fix) if why else None
+    why, hint = absence(address)
+    return (why, hint) if why else None

@@ -287,18 +287,15 @@ def run_files(run_dir: Path, folder: Path) -> list[Path]:
     """The files of a run without its checkpoints, weights for others, locks and hidden files."""
     files: list[Path] = []
     for place, folders, names in os.walk(run_dir):
-        folder_path = Path(place)
-        top = folder_path == run_dir
+        parent = Path(place)
+        hidden = NOT_COPIED if parent == run_dir else ()
+        copied = [name for name in names if name[0] != "." and name not in hidden]
         folders[:] = [
             name
             for name in folders
-            if folder_path / name != folder and name[0] != "." and not (top and name in NOT_COPIED)
+            if parent / name != folder and name[0] != "." and name not in hidden
         ]
-        files += [
-            folder_path / name
-            for name in names
-            if name[0] != "." and not (top and name in NOT_COPIED)
-        ]
+        files += [parent / name for name in copied]
     return [path for path in files if path.is_file() and not path.is_symlink()]
 
 

@@ -165,7 +165,7 @@ model.moe.kernel | sparse_matmul | with model.moe.capacity_factor a batched prod
 model.moe.bias_update_rate | routed_bias | above 0
 model.moe.n_routing_groups | n_routing_groups | 1 = no groups, not -1
 run.device | hardware | auto, cpu or cuda
-parallel.cp_method | context_parallel_strategy | all_gather or ulysses; there is no ring
+parallel.cp_method | context_parallel_strategy | all_gather, ulysses or ring
 parallel.cp_load_balance | context_parallel_reorder_strategy | one early part with one late part
 plan.sharding_tolerance | sharding_tolerance | of forge.plan --dry-run
 parallel.dp_shard | shard_optimizer_over_data | parallel=zero1: state is sharded over dp_shard, and weights are gathered once a step

@@ -13,10 +13,11 @@ from forge.config.objectives.preference import KTO as KTOConfig
 from forge.data import IGNORE_INDEX
 from forge.data.batches.loader import Batch
 from forge.data.batches.samples import Samples
-from forge.models.contract import LanguageModel, whole_rows_of
+from forge.models.contract import LanguageModel
 from forge.objectives.losses import Losses
 from forge.objectives.objective import LookedAhead, Reads
 from forge.objectives.responses import Responded, each_response
+from forge.objectives.whole_rows import whole_rows_of
 from forge.tensors.wide import widest
 
 LABELS = {"desirable": True, "undesirable": False}

@@ -12,9 +12,10 @@ from torch import Tensor
 from forge.config.objectives.preference import Preference as Section
 from forge.data import IGNORE_INDEX
 from forge.data.batches.loader import Batch
-from forge.models.contract import LanguageModel, whole_rows_of
+from forge.models.contract import LanguageModel
 from forge.objectives.losses import Losses
 from forge.objectives.responses import Responded, each_response
+from forge.objectives.whole_rows import whole_rows_of
 
 
 class Responses(NamedTuple):

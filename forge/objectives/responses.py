@@ -13,11 +13,12 @@ from forge.config.objectives.preference import Responses as Section
 from forge.data import IGNORE_INDEX
 from forge.data.batches.loader import Batch
 from forge.data.batches.samples import Sample, Samples
-from forge.models.contract import LanguageModel, whole_rows_of
+from forge.models.contract import LanguageModel
 from forge.models.head import head_of
 from forge.models.reading_mode import evaluating
 from forge.objectives.log_probs import log_probs
 from forge.objectives.objective import Objective, hidden_of
+from forge.objectives.whole_rows import whole_rows_of
 
 
 class Responded(Objective):
@@ -94,5 +95,5 @@ def each_response(model: LanguageModel, batch: Batch) -> Tensor:
 
 
 def summand_of_responses(model: LanguageModel, batch: Batch) -> Tensor:
-    """As `each_response`, this rank's share: a sum over ranks with parts of the rows is the whole."""
+    """As `each_response`, this rank's summand of a sum over ranks with parts of the rows."""
     return each_response(model, batch) * whole_rows_of(model).share

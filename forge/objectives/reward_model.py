@@ -12,10 +12,11 @@ from forge.config.objectives.reward_model import RewardModel as Section
 from forge.data import IGNORE_INDEX
 from forge.data.batches.loader import Batch
 from forge.data.tokenizers.tokenizer import Tokenizer
-from forge.models.contract import LanguageModel, whole_rows_of
+from forge.models.contract import LanguageModel
 from forge.models.head import Head, head_of
 from forge.objectives.objective import hidden_of
 from forge.objectives.preference import Both, Compared, Preference, paired, preferred
+from forge.objectives.whole_rows import whole_rows_of
 
 
 class RewardModel(Preference):

@@ -113,4 +113,8 @@ def why_whole_rows(config: Config) -> str:
         return "the stages of a pipeline send tensors of one shape"
     if config.model.is_moe:
         return "how tokens are spread over experts is of all places"
+    if config.parallel.cp > 1 and config.decoder is not None:
+        layers = (layer.mixer for _, layer in config.decoder.in_use())
+        if any(mixer.recurrent and not mixer.absent for mixer in layers):
+            return "convolutions look back over runs of a whole row"
     return ""

@@ -35,7 +35,7 @@ fsdp2, gathered weights kept over 4 micro-batches | dp_shard=2 batch=1 reshard=n
 fsdp4, gathered again from 2 | dp_shard=4 batch=2 reshard=2 | llama, odd sizes | float64
 fsdp4, gathered again from 2, compiled, two a step | dp_shard=4 batch=1 reshard=2 compiled
 cp2 x fsdp2, gathered again from 2 | cp=2 dp_shard=2 reshard=2 recompute=full | llama, tied
-moe: ep2, tokens gathered | ep=2 gathered | moe, clipped | float32
+moe: ep2, tokens gathered | ep=2 gathered | moe, clipped
 moe: ep2, tokens gathered, rows in even shares | ep=2 gathered ep_rows_factor=1.9 | moe
 moe: ep2, tokens gathered, deepseek | ep=2 gathered | moe, deepseek
 moe: ep2, tokens gathered, capacity | ep=2 gathered | moe, capacity
@@ -46,6 +46,10 @@ moe: ep2, tokens gathered, full recompute | ep=2 gathered recompute=full | moe
 moe: ep2, tokens gathered, selective recompute | ep=2 gathered recompute=selective | moe
 moe: ep2, tokens gathered, compiled | ep=2 gathered compiled | moe
 moe: ep2, tokens gathered, gradients scaled | ep=2 gathered | moe, gradients scaled
+moe: ep2, tokens gathered, one kernel | ep=2 gathered model.moe.kernel=auto | moe
+moe: ep2, tokens gathered, one kernel, biases | ep=2 gathered model.moe.kernel=auto | moe, gpt-oss
+moe: ep2, tokens gathered, one kernel, lora | ep=2 gathered model.moe.kernel=auto | lora, moe
+moe: ep2, tokens gathered, one kernel, dora | ep=2 gathered model.moe.kernel=auto | dora, moe
 moe: ep2 x tp2, tokens gathered | ep=2 tp=2 gathered | moe, clipped | float64
 moe: ep2 x fsdp2, tokens gathered | ep=2 dp_shard=2 batch=2 gathered | moe, 8 experts
 moe: ep2 x cp2, tokens gathered | ep=2 cp=2 gathered | moe

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from forge.models.contract import WholeRows
+from forge.objectives.whole_rows import WholeRows
 from forge.parallel.collectives import largest_of_ranks, sum_both
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import Sequences

@@ -102,7 +102,7 @@ class _Around(torch.autograd.Function):
             keys, values = (x.chunk(runs, 2) for x in _unpacked(pair, k, v))
             for i, j, *at in ring.pairs(step, length):
                 mask = _mask(ring, at, i, length, seen, q)
-                output, total = _attend(queries[i], keys[j], values[j], mask, ring, at)
+                output, total = attend_to_run(queries[i], keys[j], values[j], mask, ring, at)
                 outputs[i], sums[i] = _merged(outputs[i], sums[i], output, total)
             pair = pair if sent is None else received(sent)
         output, total = torch.cat(outputs, 2), torch.cat(sums, 2)
@@ -123,7 +123,7 @@ class _Around(torch.autograd.Function):
         length = q.shape[2] // runs
         delta = (grad.to(wide) * output.to(wide)).sum(-1)
         of_queries = [
-            _Queries(*parts)
+            Queries(*parts)
             for parts in zip(
                 *(x.chunk(runs, 2) for x in (q, grad, output, total, delta)), strict=True
             )
@@ -136,7 +136,7 @@ class _Around(torch.autograd.Function):
             by_pair = [torch.zeros_like(x, dtype=wide) for x in (k, v)]
             for i, j, *at in ring.pairs(step, length):
                 mask = _mask(ring, at, i, length, seen, q)
-                parts = _gradients(of_queries[i], keys[j], values[j], mask, ring, at)
+                parts = run_gradients(of_queries[i], keys[j], values[j], mask, ring, at)
                 by_query[i] += parts[0]
                 for whole, part in zip(by_pair, parts[1:], strict=True):
                     whole.narrow(2, j * length, length).add_(part)
@@ -158,7 +158,7 @@ class _Around(torch.autograd.Function):
         return (*gradients, by_sinks, None, *(None for _ in ctx.ring))
 
 
-class _Queries(NamedTuple):
+class Queries(NamedTuple):
     """A run of queries in backward: its output's gradient, output, logarithm of the sum of
     exponentials over all keys, and product of output and gradient.
     """
@@ -213,7 +213,7 @@ def _by_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ring: Ring) 
     return fits and mask is None and not ring.cap and v.shape[-1] <= q.shape[-1]
 
 
-def _attend(
+def attend_to_run(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ring: Ring, at: list[int]
 ) -> tuple[Tensor, Tensor]:
     """The output of queries over a run of keys, and the logarithm of the sum of exponentials."""
@@ -250,8 +250,8 @@ def _scores(
     return masked, scores
 
 
-def _gradients(
-    run: _Queries, k: Tensor, v: Tensor, mask: Tensor | None, ring: Ring, at: list[int]
+def run_gradients(
+    run: Queries, k: Tensor, v: Tensor, mask: Tensor | None, ring: Ring, at: list[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values of a pair of runs, in fp32 at least."""
     causal, wide = at[0] == at[1], run.total.dtype
@@ -273,7 +273,7 @@ def _gradients(
 
 
 def _flash_gradients(
-    run: _Queries, k: Tensor, v: Tensor, ring: Ring, *, causal: bool
+    run: Queries, k: Tensor, v: Tensor, ring: Ring, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients by the flash kernel, which takes the output and the sums over all keys."""
     narrower = run.q.shape[-1] - v.shape[-1]

@@ -57,8 +57,8 @@ def pairs_stay_apart(data: Data, objective: Objective) -> Findings:
 
 @rule("objective.cp", "parallel.cp", "parallel.pp")
 def cp(objective: Objective, parallel: Parallel) -> Findings:
-    """Log-probabilities of responses are summed over parallel.cp ranks for preferences, outside of
-    a pipeline; other objectives on responses need parallel.cp=1.
+    """Preferences sum responses over the ranks of parallel.cp, outside of a pipeline; other
+    objectives on responses need parallel.cp=1.
     """
     if parallel.cp == 1 or "" in objective.compares:
         return

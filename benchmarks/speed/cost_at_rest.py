@@ -81,6 +81,7 @@ class Turns(Callback):
         self.ledger, self.arms, self.block, self.number = ledger, arms, block, 0
         self.blocks: dict[str, list[float]] = {arm: [] for arm in arms}
         self.internals: Internals | None = None
+        self.signs: StepSigns | None = None
         self.mark = 0.0
 
     @property
@@ -88,6 +89,8 @@ class Turns(Callback):
         return self.arms[(self.number + 1) // 2 % 2]
 
     def on_start(self, loop: Loop) -> None:
+        """With signs of the whole run: the first ones of a run are written more often."""
+        self.signs = next(each for each in loop.callbacks if isinstance(each, StepSigns))
         self.switch(loop)
 
     def on_step_end(self, loop: Loop, output: StepOutput) -> None:
@@ -105,9 +108,7 @@ class Turns(Callback):
             self.internals.close()
         self.internals = Internals(loop.session) if self.arm == INTERNALS else None
         left = [each for each in loop.callbacks if not isinstance(each, (Internals, StepSigns))]
-        added = [] if self.arm == OFF else [StepSigns(loop.session)]
-        for sign in added:
-            sign.on_start(loop)
+        added = [] if self.arm == OFF or self.signs is None else [self.signs]
         watching = [self.internals] if self.internals is not None else []
         loop.callbacks = [*added, *left[:-1], *watching, self]
         loop._acting.clear()

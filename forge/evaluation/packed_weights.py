@@ -38,7 +38,9 @@ def weights_packed(model: nn.Module, rows: int, tokens: int) -> Iterator[HeadPac
     try:
         for layer in layers:
             packed = pack(layer.weight, rows)
-            layer.forward = partial(product, weight=layer.weight, packed=packed, bias=layer.bias)
+            layer.forward = partial(
+                packed_product, weight=layer.weight, packed=packed, bias=layer.bias
+            )
         yield HeadPacker(rows, active=bool(layers))
     finally:
         for layer in layers:
@@ -62,7 +64,7 @@ class HeadPacker:
         if self.packed is None or self.weight is not head.weight:
             self.weight, self.packed = head.weight, pack(head.weight, self.rows)
         packed = self.packed
-        head.product = lambda hidden, weight: product(hidden, weight=weight, packed=packed)
+        head.product = lambda hidden, weight: packed_product(hidden, weight=weight, packed=packed)
         return head
 
 
@@ -71,7 +73,9 @@ def pack(weight: Tensor, rows: int) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
 
 
-def product(x: Tensor, *, weight: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+def packed_product(
+    x: Tensor, *, weight: Tensor, packed: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """F.linear(x, weight, bias); x: [..., in]."""
     if x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight, bias)

@@ -100,9 +100,9 @@ class _Around(torch.autograd.Function):
         for step in range(ring.ranks):
             sent = pass_on(pair, *ring[1:3], ring.group) if step < ring.ranks - 1 else None
             keys, values = (x.chunk(runs, 2) for x in _unpacked(pair, k, v))
-            for i, j, *at in ring.pairs(step, length):
-                mask = _mask(ring, at, i, length, seen, q)
-                output, total = attend_to_run(queries[i], keys[j], values[j], mask, ring, at)
+            for i, j, *run_pair in ring.pairs(step, length):
+                mask = _mask(ring, run_pair, i, length, seen, q)
+                output, total = attend_to_run(queries[i], keys[j], values[j], mask, ring, run_pair)
                 outputs[i], sums[i] = _merged(outputs[i], sums[i], output, total)
             pair = pair if sent is None else received(sent)
         output, total = torch.cat(outputs, 2), torch.cat(sums, 2)
@@ -129,26 +129,26 @@ class _Around(torch.autograd.Function):
             )
         ]
         by_query = [torch.zeros_like(part.q, dtype=wide) for part in of_queries]
-        pair, own, carried = torch.cat((k.flatten(), v.flatten())), None, None
+        pair, own_gradients, carried = torch.cat((k.flatten(), v.flatten())), None, None
         for step in range(ring.ranks):
             sent = pass_on(pair, *ring[1:3], ring.group) if step < ring.ranks - 1 else None
             keys, values = (x.chunk(runs, 2) for x in _unpacked(pair, k, v))
             by_pair = [torch.zeros_like(x, dtype=wide) for x in (k, v)]
-            for i, j, *at in ring.pairs(step, length):
-                mask = _mask(ring, at, i, length, seen, q)
-                parts = run_gradients(of_queries[i], keys[j], values[j], mask, ring, at)
+            for i, j, *run_pair in ring.pairs(step, length):
+                mask = _mask(ring, run_pair, i, length, seen, q)
+                parts = run_gradients(of_queries[i], keys[j], values[j], mask, ring, run_pair)
                 by_query[i] += parts[0]
                 for whole, part in zip(by_pair, parts[1:], strict=True):
                     whole.narrow(2, j * length, length).add_(part)
             gathered = torch.cat([x.flatten() for x in by_pair])
             if step == 0:
-                own = gathered
+                own_gradients = gathered
             else:  # The gradients of a rank's keys go round behind the keys, and home at the end.
                 gathered = gathered if carried is None else gathered + received(carried)
                 carried = pass_on(gathered, *ring[1:3], ring.group)
             pair = pair if sent is None else received(sent)
-        assert own is not None
-        home = own if carried is None else own + received(carried)
+        assert own_gradients is not None
+        home = own_gradients if carried is None else own_gradients + received(carried)
         by_keys, by_values = _unpacked(home, k, v)
         by_sinks = None
         if sinks is not None:
@@ -176,12 +176,12 @@ def _unpacked(pair: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mask(
-    ring: Ring, at: list[int], run: int, length: int, seen: Tensor | None, q: Tensor
+    ring: Ring, run_pair: list[int], run: int, length: int, seen: Tensor | None, q: Tensor
 ) -> Tensor | None:
     """The mask of a pair of runs, added to scores; null = all keys are seen, or in the same run
     those before.
     """
-    of_queries, of_keys = at
+    of_queries, of_keys = run_pair
     if seen is not None:
         rows = seen.narrow(2, run * length, length)
         return rows.narrow(3, of_keys * length, length)
@@ -191,12 +191,12 @@ def _mask(
     if (not ring.window or farthest < ring.window) and inside:
         return None
     index = torch.arange(length, device=q.device)
-    places, keys = index[:, None] + of_queries * length, index + first
-    hidden = keys > places
+    positions, keys = index[:, None] + of_queries * length, index + first
+    hidden = keys > positions
     if ring.window:
-        hidden = hidden | (places - keys >= ring.window)
+        hidden = hidden | (positions - keys >= ring.window)
     if ring.chunk:
-        hidden = hidden | (places // ring.chunk != keys // ring.chunk)
+        hidden = hidden | (positions // ring.chunk != keys // ring.chunk)
     return torch.zeros(hidden.shape, dtype=q.dtype, device=q.device).masked_fill(hidden, -torch.inf)
 
 
@@ -214,10 +214,10 @@ def _by_flash(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ring: Ring) 
 
 
 def attend_to_run(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ring: Ring, at: list[int]
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ring: Ring, run_pair: list[int]
 ) -> tuple[Tensor, Tensor]:
     """The output of queries over a run of keys, and the logarithm of the sum of exponentials."""
-    causal, wide = at[0] == at[1], torch.promote_types(q.dtype, torch.float32)
+    causal, wide = run_pair[0] == run_pair[1], torch.promote_types(q.dtype, torch.float32)
     if _by_flash(q, k, v, mask, ring):
         narrower = q.shape[-1] - v.shape[-1]
         flash = torch.ops.aten._scaled_dot_product_flash_attention
@@ -251,10 +251,10 @@ def _scores(
 
 
 def run_gradients(
-    run: Queries, k: Tensor, v: Tensor, mask: Tensor | None, ring: Ring, at: list[int]
+    run: Queries, k: Tensor, v: Tensor, mask: Tensor | None, ring: Ring, run_pair: list[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values of a pair of runs, in fp32 at least."""
-    causal, wide = at[0] == at[1], run.total.dtype
+    causal, wide = run_pair[0] == run_pair[1], run.total.dtype
     if _by_flash(run.q, k, v, mask, ring):
         return _flash_gradients(run, k, v, ring, causal=causal)
     groups = k.shape[1], -1

@@ -51,8 +51,8 @@ class ConvolvedParts:
         # The end of the run before each run of this rank: [runs * batch, back, channels].
         ends_of_all = gather_runs(ends, context)
         none = zeros_with_gradient(ends_of_all[0])
-        before = [ends_of_all[n - 1] if n else none for n in context.part.chunks]
-        tails = torch.cat(before).split([x.shape[-1] for x in runs], -1)
+        ends = [ends_of_all[n - 1] if n else none for n in context.part.chunks]
+        tails = torch.cat(ends).split([x.shape[-1] for x in runs], -1)
         at = None if places is None else as_rows(places, context)
         results = convolve(runs, weights, biases, tails, at)
         return [(as_sequences(output, context), tail) for output, tail in results]
@@ -72,9 +72,9 @@ class DeltaNetOfPart(ConvolvedParts):
         both, last = read(runs._replace(v=F.pad(runs.v, (0, key))), start, x)
         output, of_state = both.split((value, key), -1)
         added, factor = last.split((value, key), -1)
-        before = states_before(factor, added, context)
-        output = output + torch.einsum("bshk,bhkv->bshv", wide(of_state), before).to(output.dtype)
-        return as_sequences(output, context), before
+        earlier = states_before(factor, added, context)
+        output = output + torch.einsum("bshk,bhkv->bshv", wide(of_state), earlier).to(output.dtype)
+        return as_sequences(output, context), earlier
 
 
 class StateSpaceOfPart(ConvolvedParts):
@@ -90,12 +90,12 @@ class StateSpaceOfPart(ConvolvedParts):
         if runs.begins is not None:
             decay = decay.masked_fill(runs.begins.cumsum(1).unsqueeze(-1) > 0, -torch.inf)
         factor = decay.exp()  # of the state before the run, in each token
-        before = states_before(factor[:, -1, :, None, None], added, context)
+        earlier = states_before(factor[:, -1, :, None, None], added, context)
         groups = runs.b.shape[2]
-        of_groups = before.unflatten(1, (groups, -1))
+        of_groups = earlier.unflatten(1, (groups, -1))
         far = torch.einsum("bsgn,bghnp->bsghp", wide(runs.c), of_groups).flatten(2, 3)
         output = output + far * factor.unsqueeze(-1)
-        return as_sequences(output, context), before
+        return as_sequences(output, context), earlier
 
 
 def states_before(factor: Tensor, added: Tensor, context: Context) -> Tensor:

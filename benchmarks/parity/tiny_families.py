@@ -218,8 +218,10 @@ CASES: dict[str, Config] = {
 """By the name of a case; families have several where they have several shapes."""
 DELTA: tuple[str, ...] = ("qwen3-next", "qwen3.5", "qwen3.5 moe")
 UNDIVIDED: tuple[str, ...] = ("gemma 4", "gemma 4, small", "gemma 4, experts")
-DEVIATION: dict[str, float] = dict.fromkeys(DELTA, 0.075) | dict.fromkeys(UNDIVIDED, 0.1)
-SLACK: dict[str, float] = dict.fromkeys(DELTA, 4.0) | dict.fromkeys(UNDIVIDED, 2.0)
+DEVIATION: dict[str, float] = dict.fromkeys(DELTA, 0.075)
+DEVIATION |= dict.fromkeys(UNDIVIDED, 0.1)
+SLACK: dict[str, float] = dict.fromkeys(DELTA, 4.0)
+SLACK |= dict.fromkeys(UNDIVIDED, 2.0)
 """Of matrices, 0.15 elsewhere, and factor of bounds, 1 elsewhere: queries and keys of length 1 and
 norms of each head multiply the rounding of fp32, in ours and transformers' alike: each is 2.6e-5
 from fp64 in logits. Gemma 4 divides no scores by the root of the width of heads.

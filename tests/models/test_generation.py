@@ -33,6 +33,9 @@ NEAR = {"near": {"sliding_window_size": 3, "rope_theta": 100.0, "n_kv_heads": 1}
 DELTA: dict[str, Any] = {"gdn_num_key_heads": 2, "gdn_num_value_heads": 4, "gdn_chunk_size": 5}
 DELTA |= {"gdn_key_head_dim": 6, "gdn_value_head_dim": 10}
 DELTA = {"delta": {"mixer": {"schema": "gated_delta_net", **DELTA}}}
+SHARING = {"near": {"sliding_window_size": 4}, "far": {"mixer": {"schema": "shared_attention"}}}
+SHARING["shared"] = SHARING["near"] | SHARING["far"]
+SHARED = {"kinds": SHARING, "layers": ["near", "default", "shared", "far"], "n_layers": 4}
 SHAPES: dict[str, dict[str, Any]] = {
     "mha": {},
     "gqa, window": {"n_kv_heads": 2, "sliding_window_size": 4},
@@ -45,6 +48,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "mla latents, window": {"mixer": LATENTS, "sliding_window_size": 4},
     "kinds of layers": {"n_layers": 5, "kinds": NEAR, "layers": ["near", "near", "default"]},
     "delta nets": {"kinds": DELTA, "layers": ["delta", "delta", "default"]},
+    "shared keys": SHARED | {"per_layer_input_width": 6},
     "no positions, experts": {"position": "none", "moe": MoE(num_experts=4, top_k=2)},
 }
 PROMPTS = [[7, 7, 3], [1], [*range(10, 30)], [*range(40, 50)], [5] * 24, [2, 9, 4]]

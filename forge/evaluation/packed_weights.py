@@ -37,8 +37,10 @@ def weights_packed(model: nn.Module, rows: int, tokens: int) -> Iterator[HeadPac
     layers = layers if used <= LARGEST else []
     try:
         for layer in layers:
-            packed = pack(layer.weight, rows)
-            layer.forward = partial(product, weight=layer.weight, packed=packed, bias=layer.bias)
+            packed = packed_for_products(layer.weight, rows)
+            layer.forward = partial(
+                packed_linear, weight=layer.weight, packed=packed, bias=layer.bias
+            )
         yield HeadPacker(rows, active=bool(layers))
     finally:
         for layer in layers:
@@ -60,18 +62,20 @@ class HeadPacker:
         if not (self.active and plain and _is_packable(head.weight)):
             return head
         if self.packed is None or self.weight is not head.weight:
-            self.weight, self.packed = head.weight, pack(head.weight, self.rows)
+            self.weight, self.packed = head.weight, packed_for_products(head.weight, self.rows)
         packed = self.packed
-        head.product = lambda hidden, weight: product(hidden, weight=weight, packed=packed)
+        head.product = lambda hidden, weight: packed_linear(hidden, weight=weight, packed=packed)
         return head
 
 
-def pack(weight: Tensor, rows: int) -> Tensor:
+def packed_for_products(weight: Tensor, rows: int) -> Tensor:
     """Lay out a weight: [out, in] for products with [rows, in]."""
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
 
 
-def product(x: Tensor, *, weight: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+def packed_linear(
+    x: Tensor, *, weight: Tensor, packed: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """F.linear(x, weight, bias); x: [..., in]."""
     if x.dtype != torch.float32 or torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight, bias)

@@ -32,7 +32,7 @@ def weights_packed(model: nn.Module, rows: int, tokens: int) -> Iterator[HeadPac
     rows: tokens of a usual product. tokens: to read in all. Use it where no weight changes.
     """
     wanted = tokens >= WORTH and _is_able()
-    layers = [layer for layer in model.modules() if _is_plain(layer)] if wanted else []
+    layers: list[Any] = [layer for layer in model.modules() if _is_plain(layer)] if wanted else []
     used = sum(parameter.nbytes for parameter in model.parameters())
     layers = layers if used <= LARGEST else []
     try:

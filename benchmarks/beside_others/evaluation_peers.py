@@ -19,22 +19,25 @@ answer differs. The page is a section of benchmarks/results/evaluation_peers.md.
 from __future__ import annotations
 
 import argparse
+import math
 import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
+from copy import deepcopy
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 import forge
 from forge.evaluation.cache import Cache
+from forge.evaluation.encoding import encode_pair
 from forge.evaluation.engine import Engine
 from forge.evaluation.prepared import Limits, ready
 from forge.evaluation.run import Runner
@@ -90,20 +93,24 @@ def of_forge(loaded: Any, *, shares: bool) -> Side:
     return Side(answer)
 
 
-def of_lm_eval(file: Path, folder: Path) -> Side:
-    """lm-eval's model of transformers, on transformers' reading of the file.
-
-    folder: has the tokenizer.
-    """
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def of_transformers(file: Path) -> Any:
+    """transformers' reading of the file."""
+    from transformers import AutoModelForCausalLM
 
     options: Any = {"gguf_file": file.name}
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **options)
+    return model.eval()
+
+
+def of_lm_eval(model: Any, folder: Path) -> Side:
+    """lm-eval's model of transformers. folder: has the tokenizer."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoTokenizer
+
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     make: Any = HFLM
-    peer = make(model.eval(), tokenizer=tokenizer, batch_size=BATCH, max_length=2048)
+    peer = make(model, tokenizer=tokenizer, batch_size=BATCH, max_length=2048)
 
     def answer(folder: str, items: Sequence[Item]) -> list[list[float]]:
         pairs: list[Any] = [ask for item in items for ask in item.asks]
@@ -112,6 +119,46 @@ def of_lm_eval(file: Path, folder: Path) -> Side:
         return [[next(scores)[0] for _ in item.asks] for item in items]
 
     return Side(answer)
+
+
+def exact(model: Any, tokenizer: Any, items: Sequence[Item]) -> tuple[list[float], list[int]]:
+    """Log-likelihoods and tokens of choices by a plain loop over transformers' model, in the width
+    of its weights, each text read alone.
+    """
+    values, sizes = [], []
+    for pair in [ask for item in items for ask in item.asks]:
+        request = encode_pair(tokenizer, *cast("tuple[str, str]", pair))
+        tokens = torch.tensor([[*request.prefix, *request.continuation[:-1]]])
+        with torch.no_grad():
+            logits = model(tokens).logits[0, len(request.prefix) - 1 :]
+        labels = torch.tensor(request.continuation)[:, None]
+        values.append(logits.double().log_softmax(-1).gather(1, labels).sum().item())
+        sizes.append(len(labels))
+    return values, sizes
+
+
+def errors(
+    folder: str, items: Sequence[Item], sides: dict[str, Side], model: Any, tokenizer: Any
+) -> None:
+    """Print how far both sides and a loop in float32 are from a loop in float64. model: of
+    transformers, copied.
+    """
+    answers = {"a plain loop in float32": exact(model, tokenizer, items)[0]}
+    for name, side in sides.items():
+        answers[name] = [value for item in side.answer(folder, items) for value in item]
+    truth, sizes = exact(deepcopy(model).double(), tokenizer, items)
+    heads = ("", "largest", "root mean square", "largest, of a token", "largest relative")
+    print(f"Errors in the {len(items)} longest items, {max(sizes)} tokens at most; log-")
+    print(f"likelihoods down to {min(truth):.0f}:\n")
+    print("| " + " | ".join(heads) + " |\n| --- | ---: | ---: | ---: | ---: |")
+    for name, values in answers.items():
+        away = [abs(a - b) for a, b in zip(values, truth, strict=True)]
+        root = math.sqrt(sum(error**2 for error in away) / len(away))
+        by_token = max(error / size for error, size in zip(away, sizes, strict=True))
+        relative = max(error / abs(b) for error, b in zip(away, truth, strict=True))
+        cells = (max(away), root, by_token, relative)
+        print(f"| {name} | {' | '.join(f'{cell:.1e}' for cell in cells)} |")
+    print(flush=True)
 
 
 def main() -> int:
@@ -124,6 +171,7 @@ def main() -> int:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=TASKS)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--alone", action="store_true", help="also without shared beginnings")
+    parser.add_argument("--exact", type=int, default=0, help="longest items, also in float64")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as name:
@@ -131,7 +179,8 @@ def main() -> int:
         with redirect_stdout(sys.stderr):
             import_module("forge.import").main([str(options.file.absolute()), str(run)])
         loaded = forge.load(run)
-        peer = of_lm_eval(options.file.absolute(), Path(f"{run}-hf"))
+        model = of_transformers(options.file.absolute())
+        peer = of_lm_eval(model, Path(f"{run}-hf"))
     sides = {"forge": of_forge(loaded, shares=True)}
     if options.alone:
         sides["forge, each text read whole"] = of_forge(loaded, shares=False)
@@ -154,7 +203,14 @@ def main() -> int:
                 side.take(folder, items[start : start + size])
             print(f"{folder}: {start + size} of {len(items)}", file=sys.stderr)
         equal = table(folder, items, sides) and equal
+        if options.exact:
+            longest = sorted(items, key=_length, reverse=True)[: options.exact]
+            errors(folder, longest, sides, model, loaded.tokenizer)
     return int(not equal)
+
+
+def _length(item: Item) -> int:
+    return max(len(text) for ask in item.asks for text in cast("tuple[str, str]", ask))
 
 
 def about(threads: int) -> str:

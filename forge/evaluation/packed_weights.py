@@ -32,14 +32,14 @@ def weights_packed(model: nn.Module, rows: int, tokens: int) -> Iterator[HeadPac
     rows: tokens of a usual product. tokens: to read in all. Use it where no weight changes.
     """
     wanted = tokens >= WORTH and _is_able()
-    layers = [layer for layer in model.modules() if _is_plain(layer)] if wanted else []
+    layers: list[Any] = [layer for layer in model.modules() if _is_plain(layer)] if wanted else []
     used = sum(parameter.nbytes for parameter in model.parameters())
     layers = layers if used <= LARGEST else []
     try:
         for layer in layers:
-            packed = pack(layer.weight, rows)
+            packed = packed_for_products(layer.weight, rows)
             layer.forward = partial(
-                packed_product, weight=layer.weight, packed=packed, bias=layer.bias
+                packed_linear, weight=layer.weight, packed=packed, bias=layer.bias
             )
         yield HeadPacker(rows, active=bool(layers))
     finally:
@@ -62,18 +62,18 @@ class HeadPacker:
         if not (self.active and plain and _is_packable(head.weight)):
             return head
         if self.packed is None or self.weight is not head.weight:
-            self.weight, self.packed = head.weight, pack(head.weight, self.rows)
+            self.weight, self.packed = head.weight, packed_for_products(head.weight, self.rows)
         packed = self.packed
-        head.product = lambda hidden, weight: packed_product(hidden, weight=weight, packed=packed)
+        head.product = lambda hidden, weight: packed_linear(hidden, weight=weight, packed=packed)
         return head
 
 
-def pack(weight: Tensor, rows: int) -> Tensor:
+def packed_for_products(weight: Tensor, rows: int) -> Tensor:
     """Lay out a weight: [out, in] for products with [rows, in]."""
     return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
 
 
-def packed_product(
+def packed_linear(
     x: Tensor, *, weight: Tensor, packed: Tensor, bias: Tensor | None = None
 ) -> Tensor:
     """F.linear(x, weight, bias); x: [..., in]."""

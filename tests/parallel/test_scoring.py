@@ -12,9 +12,10 @@ from parity_run import config_of, main_ranks
 
 from forge.evaluation.cache import Cache
 from forge.evaluation.encoding import encode_pair, shortened, windows
-from forge.evaluation.engine import Engine
+from forge.evaluation.engine import Engine, _look_up
 from forge.evaluation.requests import Request, readings, rounds
 from forge.evaluation.trees import joined_by_beginning
+from forge.models.head import Head
 from forge.parallel.ranks import Ranks
 from forge.tasks.item import Score
 from forge.training.models import build_model
@@ -125,6 +126,20 @@ def test_rows_hold_every_reading_once_and_are_nearly_full(parts: int) -> None:
         assert len(used) <= each.per_part * parts
         room += each.width * len(used)
     assert sum(sizes) / room > 0.95
+
+
+def test_sums_over_a_large_vocabulary_in_fp32_are_those_of_float64() -> None:
+    """Of logits that fp32 holds exactly."""
+    torch.manual_seed(0)
+    hidden, weight = (torch.randn(size, 8).mul(8).round() / 8 for size in (200, 49152))
+    labels = torch.randint(49152, (200,))
+    sums = torch.zeros(2, 200, dtype=FP64)
+    targets = [(place, label, place) for place, label in enumerate(labels.tolist())]
+    _look_up(hidden, Head(weight), torch.arange(200), targets, sums)
+    logits = hidden.double() @ weight.double().T
+    exact = logits.log_softmax(-1)[torch.arange(200), labels]
+    assert (sums[0] - exact).abs().max() < 2e-6
+    assert torch.equal(sums[1], (logits.argmax(-1) == labels).double())
 
 
 def test_a_beginning_is_read_once_for_all_that_goes_on_from_it() -> None:

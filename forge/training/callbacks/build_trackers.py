@@ -67,7 +67,8 @@ def services_after(config: Config, run_dir: Path) -> Trackers:
     """The services and the user's trackers of a run, for results that come after its training."""
     makers = _services(config.metrics, run_dir, to_plain(config), lambda: NEVER)
     if config.metrics.enable_wandb:
-        makers[WANDB] = partial(makers[WANDB], after_training=True)
+        make: Callable[..., Tracker] = makers[WANDB]
+        makers[WANDB] = partial(make, after_training=True)
     return Trackers(makers | _user_makers(config, run_dir))
 
 

@@ -102,15 +102,19 @@ def memory_of(config: Config) -> Memory:
     block, or all weights under a pipeline; cp and sequence parallelism cut the tokens. Assumes
     equal numbers of tokens for experts, and of blocks for stages.
     """
+    return max(memory_of_ends(config), key=lambda memory: memory.allocated)
+
+
+def memory_of_ends(config: Config) -> list[Memory]:
+    """Estimate the memory of the first and the last rank of a pipeline; a single one without."""
     model, parallel = config.decoder, config.parallel
     if model is None:
-        return Memory()
-    # the rank of largest need is at an end of the pipeline
+        return [Memory()]
     ends = [(True, True)]
     if parallel.pp > 1:
         ends = [(True, parallel.pp_schedule == V_SCHEDULE), (False, True)]
     shares = (share_of(model, parallel, config.adapter, first=f, last=last) for f, last in ends)
-    return max((_OfRank(config, model, s).memory() for s in shares), key=lambda m: m.allocated)
+    return [_OfRank(config, model, share).memory() for share in shares]
 
 
 class _OfRank:
@@ -240,7 +244,7 @@ class _OfRank:
         in_block = sum(parts.values())
         if present + in_block < whole:  # the gradients of all need more than any block
             return {self.gradients: whole}
-        parts |= self._gradients_of(trained.block, before, fresh=0.5)
+        parts |= self._gradients_of(trained.block, before, fresh=0.0)
         return parts | {self.gradients: present}
 
     def _gradients_of(

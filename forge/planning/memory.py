@@ -181,7 +181,8 @@ class _OfRank:
             on_cuda = config.run.device == "cuda"
             unpacked = partial(config.adapter.unpacked_bytes, width=self.width, cuda=on_cuda)
             made = largest(config, self.model, self.share, unpacked)
-            parts["weights made again"] = round(made)
+            # A compiled block unpacks the next one while one is multiplied.
+            parts["weights made again"] = round(made) * (2 if config.train.compile_model else 1)
         if config.quantization.zeroes:
             beside = partial(config.quantization.zeroed_bytes, model=self.model, width=self.weight)
             zeroed = counted(config, self.model, self.share, beside)

@@ -52,8 +52,9 @@ class Device:
 # sheets and architecture white papers of NVIDIA (A100, H100, H200, HGX B200, L40S, A10, Ada and
 # RTX Blackwell), dense: figures with 2:4 sparsity are halved. sustained: H200 0.79 was measured
 # (769 to 798 TFLOP/s at 8,192^3) on a cool card; 0.75 is a twentieth less, within training, as
-# benchmarks/results/calibration.md fits; A100 and H100 are of the benchmark of products in
-# github.com/stas00/ml-engineering, less a tenth for H100, whose figure there is of its best shape;
+# KempnerForge's figures say (benchmarks/results/calibration.md); A100 and H100 are of the
+# benchmark of products in github.com/stas00/ml-engineering, less a tenth for H100, whose figure
+# there is of its best shape;
 # H100 at 500 W is fitted to two figures of torchtitan, as docs/planning.md says; the others are
 # guesses. network: DGX A100 (8 * 200 Gbit/s), DGX H100, H200 and B200 (8 * 400), OVX L40S
 # (100 a GPU), AWS g5.48xlarge (100 for 8); 10 Gbit/s for cards of workstations.

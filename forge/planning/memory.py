@@ -102,15 +102,19 @@ def memory_of(config: Config) -> Memory:
     block, or all weights under a pipeline; cp and sequence parallelism cut the tokens. Assumes
     equal numbers of tokens for experts, and of blocks for stages.
     """
+    return max(memory_of_ends(config), key=lambda memory: memory.allocated)
+
+
+def memory_of_ends(config: Config) -> list[Memory]:
+    """Estimate the memory of the first and the last rank of a pipeline; a single one without."""
     model, parallel = config.decoder, config.parallel
     if model is None:
-        return Memory()
-    # the rank of largest need is at an end of the pipeline
+        return [Memory()]
     ends = [(True, True)]
     if parallel.pp > 1:
         ends = [(True, parallel.pp_schedule == V_SCHEDULE), (False, True)]
     shares = (share_of(model, parallel, config.adapter, first=f, last=last) for f, last in ends)
-    return max((_OfRank(config, model, s).memory() for s in shares), key=lambda m: m.allocated)
+    return [_OfRank(config, model, share).memory() for share in shares]
 
 
 class _OfRank:
@@ -177,7 +181,8 @@ class _OfRank:
             on_cuda = config.run.device == "cuda"
             unpacked = partial(config.adapter.unpacked_bytes, width=self.width, cuda=on_cuda)
             made = largest(config, self.model, self.share, unpacked)
-            parts["weights made again"] = round(made)
+            # A compiled block unpacks the next one while one is multiplied.
+            parts["weights made again"] = round(made) * (2 if config.train.compile_model else 1)
         if config.quantization.zeroes:
             beside = partial(config.quantization.zeroed_bytes, model=self.model, width=self.weight)
             zeroed = counted(config, self.model, self.share, beside)
@@ -209,18 +214,12 @@ class _OfRank:
         return parts
 
     def _backward_begins(self, before: Mapping[str, int]) -> dict[str, int]:
-        """Parts as the head's gradient is reduced, or in the first block of the backward pass and
-        that reduction, whichever is more. The block's own gradients come as its activations go.
-        """
-        ends = self._trained().outside_at_once
-        at_head = {"gathered weights": self._gathered("outside_at_once")} | self._kept()
-        at_head |= self._gradients_of(ends, before)
-        parts = {"gathered weights": self._gathered("block")} | self._kept()
+        """Parts as the first blocks of the backward pass, and the head, have gradients."""
+        parts = {"gathered weights": self._gathered("two_blocks")} | self._kept()
         if self.activations.recomputes_last(self.stage):
             parts["activations"] = parts.get("activations", 0) + self._block()
         parts["gradients inside a block"] = self._inside_block()
-        parts |= self._gradients_of(ends, before, fresh=0.0)
-        return max(at_head, parts, key=lambda one: sum(one.values()))
+        return parts | self._gradients_of(self._trained().outside_at_once, before)
 
     def _backward_ends(self, before: Mapping[str, int]) -> dict[str, int]:
         """Parts in the last block of the backward pass, whose own gradients are half there; the
@@ -228,9 +227,7 @@ class _OfRank:
         """
         trained, whole = self._trained(), self.whole
         shards = max(self.config.parallel.fsdp, 1)
-        # In a block with others before it the next one is on its way.
-        here = "two_blocks" if len(self.share.layers) > 2 else "block"
-        parts = {"gathered weights": self._gathered(here)}
+        parts = {"gathered weights": self._gathered("two_blocks")}
         parts["activations"] = self._block()
         parts["gradients inside a block"] = self._inside_block()
         if self.config.train.optimizer_in_backward:
@@ -240,17 +237,12 @@ class _OfRank:
         in_block = sum(parts.values())
         if present + in_block < whole:  # the gradients of all need more than any block
             return {self.gradients: whole}
-        parts |= self._gradients_of(trained.block, before, fresh=0.5)
+        parts |= self._gradients_of(trained.block, before)
         return parts | {self.gradients: present}
 
-    def _gradients_of(
-        self, values: int, before: Mapping[str, int], *, fresh: float = 1.0
-    ) -> dict[str, int]:
-        """Gradients of some parameters: with FSDP as backward gives them, and copies to reduce.
-
-        fresh: the share of the former that is there; copies are held until the next reduction.
-        """
-        shards = max(self.config.parallel.fsdp, 1)
+    def _gradients_of(self, values: int, before: Mapping[str, int]) -> dict[str, int]:
+        """Gradients of some parameters: with FSDP as backward gives them, and copies to reduce."""
+        shards, block = max(self.config.parallel.fsdp, 1), self._trained().block
         parts = dict(before)
         parts[self.gradients] = min(
             self.whole, before.get(self.gradients, 0) + self.weight * -(-values // shards)
@@ -258,8 +250,8 @@ class _OfRank:
         if self.fsdp:
             kind = self.unreduced_kind
             copied = 0 if "unreduced gradients (fp32)" in before else BYTES[kind]
-            name, of_parameter = f"unreduced gradients ({kind})", self.width * fresh + copied
-            parts[name] = before.get(name, 0) + round(of_parameter * values)
+            name, of_parameter = f"unreduced gradients ({kind})", self.width + copied
+            parts[name] = before.get(name, 0) + of_parameter * max(values, block)
         return parts
 
     def _kept(self) -> dict[str, int]:

@@ -34,10 +34,10 @@ def expected(config: Any) -> dict[str, Any]:
     """What forge promises of the config: memory, FLOPs and collectives."""
     from forge.planning.activations import flops_again
     from forge.planning.flops import flops_per_token
-    from forge.planning.memory import memory_of
+    from forge.planning.memory import memory_of_ends
     from forge.planning.traffic import Rank
 
-    train, estimate = config.train, memory_of(config)
+    train, estimate = config.train, memory_of_ends(config)[0]  # rank 0 has the first stage
     model = config.decoder
     attention = sum(
         number * layer.mixer.flops(layer, train.seq_len)

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(folder: Path, trust: Sequence[str]) -> None:
-    from forge.parallel.ranks import join_ranks
+    from forge.parallel.join import join_ranks
     from forge.serve.loading import engine_of, server_of
     from forge.serve.lockstep import Lead, follow
     from forge.training.models import load_on_ranks

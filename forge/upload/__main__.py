@@ -60,7 +60,7 @@ def _upload(run: Path, address: str | None) -> int:
         write_page(run)
         step = Copies(run, saved_folder(run), store, directory.run_id(run), retention).copy_now()
     except RemoteError as error:
-        raise refusal(remote, f"{error.address}: {error.why}.", error.fix, COMMAND_LINE) from None
+        raise refusal(remote, f"{error.address}: {error.why}.", error.hint, COMMAND_LINE) from None
     content = f"step {step} and the files of the run" if step else "the files of the run"
     print(f"{store.address}: {content}")
     return 0

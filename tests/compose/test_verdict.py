@@ -15,7 +15,7 @@ NO_SWEEP = "and without -m one run that has none of it"
 @pytest.mark.parametrize(
     ("typed", "code", "said"),
     [
-        ("", 0, "fits: 1 rank on cpu, 51.6 MiB of the "),
+        ("", 0, "fits: 1 rank on cpu, 53.9 MiB of the "),
         (f"{PLANNED}=2", 0, "fits: 2 ranks on cuda of plan.device=h100, which is not here, "),
         (f"{PLANNED}=1 model=llama70b", 1, "does not fit: a device is estimated to need "),
         ("model=llama70b", 2, "cannot run here: 1 rank (from a CPU) needs a GPU, or "),

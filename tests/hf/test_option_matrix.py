@@ -95,12 +95,13 @@ class Read(Keys):
 
 WORKED_OUT = {"num_key_value_heads", "n_inner", "layer_types", "moe_layers", "head_dim"}
 WORKED_OUT |= {"n_group", "topk_group", "rope_parameters", "no_rope_layers"}
-WORKED_OUT |= {"mlp_layer_types", "full_attn_idxs"}
+WORKED_OUT |= {"mlp_layer_types", "full_attn_idxs", "indexer_types"}
 """Keys that a class fills in by others, where it has None for them."""
 READ_ELSEWHERE = {"head_dim", "attn_logit_softcapping", "final_logit_softcapping"}
 """Keys whose values of the class stand behind an `or`, or by whether they are there."""
 OF_LATENTS = {
-    (name, "num_key_value_heads") for name in ("deepseek_v3", "deepseek_v32", "glm4_moe_lite")
+    (name, "num_key_value_heads")
+    for name in ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa")
 }
 """Keys that are known to change nothing."""
 BY_FILES = {"num_mtp_layers", "num_nextn_predict_layers", "mtp_num_hidden_layers"}

@@ -15,13 +15,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from kill_ranks import COMMON, ranks_of
+from kill_ranks import COMMON, ranks_of, wait_until
 
 from forge.rundir import saved_config
 from forge.rundir.checkpoints import Saved
@@ -84,7 +83,7 @@ def show(folder: Path, words: Sequence[str], env: dict[str, str]) -> Shown:
         started = [*command, *ELASTIC, f"run.dir={run}"]
         process = subprocess.Popen(started, stdout=output, stderr=output, env=env)
     try:
-        _until(lambda: _step(run) >= KILLED_FROM, process)
+        wait_until(lambda: _step(run) >= KILLED_FROM, process)
         os.kill(ranks_of(run)[2], signal.SIGKILL)
         code = process.wait(900)
     finally:
@@ -112,14 +111,6 @@ def show(folder: Path, words: Sequence[str], env: dict[str, str]) -> Shown:
 
 def _step(run: Path) -> int:
     return max((row["step"] for row in last_rows(run / "metrics.jsonl")), default=0)
-
-
-def _until(holds: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 600.0
-    while not holds():
-        assert process.poll() is None, "the run has ended"
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def main() -> int:

@@ -65,7 +65,7 @@ def show(folder: Path, words: Sequence[str], env: dict[str, str]) -> Named:
     with (folder / "output").open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=env)
     try:
-        _until(lambda: _step(run) >= FROM_STEP and _says_collectives(run), process)
+        kill_ranks.wait_until(lambda: _step(run) >= FROM_STEP and _says_collectives(run), process)
         pid = kill_ranks.ranks_of(run)[FROZEN]
         os.kill(pid, signal.SIGSTOP)
         began = time.monotonic()
@@ -75,7 +75,7 @@ def show(folder: Path, words: Sequence[str], env: dict[str, str]) -> Named:
         stacks = {rank: _lines(run / "stacks" / f"rank_{rank}.txt") for rank in range(RANKS)}
         step = _step(run)
         os.kill(pid, signal.SIGCONT)
-        _until(lambda: _step(run) > step + 10, process)
+        kill_ranks.wait_until(lambda: _step(run) > step + 10, process)
         process.send_signal(signal.SIGTERM)
         code = process.wait(120)
         went_on = code == 128 + signal.SIGTERM
@@ -124,14 +124,6 @@ def _step(run: Path) -> int:
 
 def _lines(file: Path) -> int:
     return len(file.read_text().splitlines()) if file.exists() else 0
-
-
-def _until(holds: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 600.0
-    while not holds():
-        assert process.poll() is None, "the run has ended"
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 def main() -> int:

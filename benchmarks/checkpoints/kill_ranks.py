@@ -197,6 +197,17 @@ def command_of(run_dir: Path, kills: int, more: Sequence[str] = ()) -> list[str]
     return [sys.executable, "-m", "forge.train", *COMMON, *steps, *more]
 
 
+def wait_until(
+    holds: Callable[[], bool], process: subprocess.Popen[bytes], pause: float = 0.01
+) -> None:
+    """Wait for a condition of a run, at most ten minutes. Raises AssertionError where it ends."""
+    deadline = time.monotonic() + 600.0
+    while not holds():
+        assert process.poll() is None, "the run has ended"
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(pause)
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(
         description="Kill one process of a run of two ranks again and again, inside the loop."

@@ -8,12 +8,15 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+MISSING = "needs an S3 server: pip install -e '.[dev,remote-tests]'"
+
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a fresh bucket; credentials and the endpoint are in the environment."""
-    pytest.importorskip("s3fs")
-    boto3, server = pytest.importorskip("boto3"), pytest.importorskip("moto.server")
+    pytest.importorskip("s3fs", reason=MISSING)
+    boto3 = pytest.importorskip("boto3", reason=MISSING)
+    server = pytest.importorskip("moto.server", reason=MISSING)
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     running = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     running.start()

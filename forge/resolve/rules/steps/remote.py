@@ -18,7 +18,7 @@ def remote_store(checkpoint: Checkpoint) -> Findings:
     if remote is None:
         return
     match, key = ADDRESS.match(remote), f"{REMOTE}={remote}"
-    example = f"{REMOTE}=s3://bucket/runs, gs://, hf://, az:// or file:///mnt/storage/runs"
+    example = f"{REMOTE}=file:///mnt/storage/runs, s3://bucket/runs, gs://, hf:// or az://"
     if not is_remote(remote) or match is None or not match["rest"].strip("/"):
         names = ", ".join(f"{scheme}://" for scheme in LIBRARIES if scheme != "memory")
         yield key, f"it is no address of a store: these begin with {names}.", example

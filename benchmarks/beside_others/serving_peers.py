@@ -36,7 +36,7 @@ import torch
 import transformers
 import uvicorn
 from generation_peers import made, prompts_of
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM
 
 import forge
 from forge.serve.app import Server
@@ -243,8 +243,8 @@ def peer_answers(model: Any, trained: Any, prompts: list[list[int]], tokens: int
         text = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
-            generation_config=GenerationConfig(**settings),
             streamer=streamer,
+            **settings,  # as a GenerationConfig the model's own end would fill the null in
         )
         turn.first.append(streamer.at - begun)
         ids = text[0, len(prompt) :].tolist()

@@ -8,15 +8,13 @@ project: its figures share machines and code, so the two sets of KempnerForge ar
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from math import log
-from pathlib import Path
 from statistics import fmean, median
 
-from published import COMMON, LAPTOP, in_unit, with_calls
+from published import COMMON, LAPTOP, in_unit, show_page, with_calls
 from published_figures import FIGURES, KEMPNER, LLAMA, SCALING, TITAN, Figure
 
 from forge.compose import composition
@@ -151,14 +149,7 @@ def _row(name: str, where: str, constants: Constants, error: str, left_out: str)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--markdown", type=Path)
-    options = parser.parse_args()
-    text = "\n".join(report()) + "\n"
-    if options.markdown:
-        options.markdown.write_text(text)
-    else:
-        print(text)
+    show_page(__doc__, report)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ kernels and the recomputation that was published, as far as forge has them.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -147,15 +147,20 @@ def line(row: Compared) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def show_page(about: str | None, lines: Callable[[], Iterable[str]]) -> None:
+    """Print a page, or write it into the file of --markdown."""
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
-    text = "\n".join(report([compared(figure) for figure in FIGURES])) + "\n"
+    text = "\n".join(lines()) + "\n"
     if options.markdown:
         options.markdown.write_text(text)
     else:
         print(text)
+
+
+def main() -> None:
+    show_page(__doc__, lambda: report([compared(figure) for figure in FIGURES]))
 
 
 if __name__ == "__main__":

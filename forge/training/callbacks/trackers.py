@@ -8,15 +8,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge.rundir.files import append_row
 from forge.rundir.history import METRICS, PERFORMANCE
 from forge.rundir.wall_clock import goodput
 from forge.training.tracker import Steps, Tables, Tracker
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 WALL_CLOCK = frozenset({"tokens_per_second", "step_seconds", "data_seconds", "mfu", "memory_gib"})

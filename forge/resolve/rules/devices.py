@@ -11,6 +11,7 @@ from forge.config.parallel import Parallel
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.run import Run
+from forge.config.train import Train
 from forge.planning.memory import memory_of
 from forge.planning.state import STATE
 from forge.planning.world import World, ranks_of, ranks_per_node
@@ -165,3 +166,13 @@ def symmetric_memory(parallel: Parallel, run: Run, world: World) -> Findings:
     elif version is not None and version < (2, 13):
         message = f"torch {version[0]}.{version[1]} has it not for FSDP's collectives, 2.13 has."
         yield "parallel.symmetric_memory", message, "parallel.symmetric_memory=false"
+
+
+@rule("parallel.cp_ring_torch", "parallel.cp", "parallel.cp_method", "train.compile_model")
+def cp_ring_torch(parallel: Parallel, train: Train, world: World) -> Findings:
+    """Before torch 2.13 the compiler gives ring attention gradients of zero: it runs uncompiled."""
+    version = world.devices.torch
+    ring = parallel.cp > 1 and parallel.cp_method == "ring"
+    if ring and train.compile_model and version is not None and version < (2, 13):
+        hint = "train.compile_model=false, or parallel.cp_method=all_gather, or torch 2.13"
+        yield "parallel.cp_method", hint

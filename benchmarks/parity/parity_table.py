@@ -24,6 +24,7 @@ from bf16_cases import (  # noqa: E402  # pyright: ignore[reportMissingImports]
 )
 from exchange_cases import (  # noqa: E402  # pyright: ignore[reportMissingImports]
     GATHERED_CASES,
+    REGATHERED_CASES,
     RING_CASES,
 )
 from hybrid_cases import HYBRID_CASES  # noqa: E402  # pyright: ignore[reportMissingImports]
@@ -136,7 +137,7 @@ def main() -> int:
         " weights | equal |"
     )
     equal = True
-    parts = {"Dense models": CASES, "Rings": RING_CASES}
+    parts = {"Dense models": [*CASES, *REGATHERED_CASES], "Rings": RING_CASES}
     parts |= {"Hybrids and further tokens": HYBRID_CASES, "Adapters": ADAPTER_CASES}
     parts |= {"Mixtures of experts": MOE_CASES, "Experts that gather tokens": GATHERED_CASES}
     for title, cases in parts.items():

@@ -29,12 +29,15 @@ packed: cp2 ring, gpt-oss | cp=2 ring | packed gpt-oss
 lora: cp2 ring | cp=2 ring | lora
 """)
 
-GATHERED_CASES = cases("""
+REGATHERED_CASES = cases("""
 fsdp2, gathered weights kept | dp_shard=2 reshard_after_forward=never
 fsdp2, gathered weights kept over 4 micro-batches | dp_shard=2 batch=1 reshard=never
 fsdp4, gathered again from 2 | dp_shard=4 batch=2 reshard=2 | llama, odd sizes | float64
 fsdp4, gathered again from 2, compiled, two a step | dp_shard=4 batch=1 reshard=2 compiled
 cp2 x fsdp2, gathered again from 2 | cp=2 dp_shard=2 reshard=2 recompute=full | llama, tied
+""")
+
+GATHERED_CASES = cases("""
 moe: ep2, tokens gathered | ep=2 gathered | moe, clipped
 moe: ep2, tokens gathered, rows in even shares | ep=2 gathered ep_rows_factor=1.9 | moe
 moe: ep2, tokens gathered, deepseek | ep=2 gathered | moe, deepseek

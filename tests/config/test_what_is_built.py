@@ -88,6 +88,7 @@ FORGE = {
             "activations": "Activations",
             "every_step": "Agreement BadSteps",
             "reference_average": "ReferenceAverage",
+            "remote_copies": "RemoteCopies",
             "rollout_tables": "RolloutTables",
             "stopping": "EarlyStopping HealthCheck StopVote TimeLimit",
             "tasks": "Tasks",

@@ -75,11 +75,11 @@ def test_an_evaluation_goes_on_where_it_was_killed(
         read.append(len(requests))
         return score(self, requests, on_round)
 
-    def killed(self: Engine, planned: Any, requests: Any) -> Any:
+    def killed(self: Engine, *round_of: Any) -> Any:
         if len(read) > 3:
             raise KeyboardInterrupt
         read.append(0)
-        return of_round(self, planned, requests)
+        return of_round(self, *round_of)
 
     of_round = Engine._round
     monkeypatch.setattr(Engine, "score", counted)

@@ -15,6 +15,7 @@ from forge.config.optimizers.lion import Lion as LionSection
 from forge.optim.adam import Adam
 from forge.optim.adam_update import Options, _update
 from forge.optim.lion import Lion
+from forge.optim.low_bit import quantizer
 from forge.optim.rounding import Rounding, stochastic
 from forge.tensors.counter_rng import hashed
 from forge.tensors.local import local, owned, select
@@ -130,7 +131,8 @@ def test_the_compiled_update_has_the_bits_of_the_other(quantized):
                 to.copy_(of.float())
             first, second = kept
         for number in range(2):
-            options = Options((0.9, 0.95), 1e-8, quantized=quantized)
+            quantize = quantizer("8bit") if quantized else None
+            options = Options((0.9, 0.95), 1e-8, quantize=quantize)
             with torch.no_grad():
                 act(
                     options,

@@ -158,8 +158,6 @@ class MoE(Section):
         for name, size in vectors.items():
             scale: dict[str, Any] = {"shape": (size,), "role": NORM, "initial": 1.0}
             yield TensorSpec(name=f"router.{name}", **scale, **routers)
-        if self.branch_norms:
-            yield from norm("input_norm", dim, unit_offset=model.norm_unit_offset)
         packed: dict[str, Any] = {"part": "experts", "met": (self.top_k, experts)}
         packed["of_experts"] = True
         projections = ("w_gate", "w_up") if model.is_gated else ("w_up",)
@@ -180,6 +178,8 @@ class MoE(Section):
             if self.shared_expert_gate:
                 name = "shared_gate.weight"
                 yield TensorSpec(name=name, shape=(1, dim), role=ROUTER, **routers)
+        if self.branch_norms:
+            yield from norm("input_norm", dim, unit_offset=model.norm_unit_offset)
         if self.beside_dense and not self.branch_norms:
             yield from within("dense", model.feed_forward.tensors(model))
 
@@ -205,7 +205,8 @@ class MoE(Section):
         output = Named(bytes=width * rows * model.dim, flops=computed.flops)
         scored = self._router_width(width) * self.num_experts + (FP32 + INT64) * self.top_k
         scored += width if self.shared_expert_gate else 0
-        router = Named(bytes=scored, flops=2.0 * self.num_experts * model.dim)
+        router_outputs = self.num_experts + self.shared_expert_gate
+        router = Named(bytes=scored, flops=2.0 * router_outputs * model.dim)
         tensors |= {"moe_mlpwo": output, "router": router}
         remade = wide * remade_copies(model) + others.remade
         return Kept(all=total, named=merge_tables(tensors, others.named), remade=remade)

@@ -3,11 +3,13 @@ blocks of steps in turn.
 
     python benchmarks/speed/loop_overhead.py > benchmarks/results/loop_overhead.md
     python benchmarks/speed/loop_overhead.py --against ../forge_of_yesterday --cpu-time
+    python benchmarks/speed/loop_overhead.py --count
 
 The bare loop reads one batch made beforehand and logs nothing. forge's loads its data, follows its
 schedule and logs at the default interval; its steps are timed from the end of one to the end of the
 next. --against: another checkout of forge, whose blocks come in turn with those of this one.
 --cpu-time: seconds of the CPU, with one thread, which those who share the machine do not add to.
+--count: in place of times the operations and calls of a step, equal on every machine.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +31,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import forge
 from forge.models.decoder import Decoder
@@ -112,6 +116,77 @@ class Turns(Callback):
             self.mark = clock()
 
 
+class Ops(TorchDispatchMode):
+    """Counts torch's operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Calls:
+    """Counts calls of Python functions and of built-in functions."""
+
+    def __init__(self) -> None:
+        self.counts = Counter[str]()
+
+    def __enter__(self) -> None:
+        sys.setprofile(lambda frame, event, argument: self.counts.update((event,)))
+
+    def __exit__(self, *error: object) -> None:
+        sys.setprofile(None)
+
+
+class Counted(Callback):
+    """Counts operations in the step after step 12, and calls in the step after step 14: neither
+    logs, with a log every 10 steps.
+    """
+
+    def __init__(self) -> None:
+        self.ops, self.calls = Ops(), Calls()
+
+    def on_step_end(self, loop: Loop, output: StepOutput) -> None:
+        for counter, step in ((self.ops, 12), (self.calls, 14)):
+            if loop.state.step == step:
+                counter.__enter__()
+            elif loop.state.step == step + 1:
+                counter.__exit__(None, None, None)
+
+
+def counts(overrides: str) -> dict[str, tuple[Counter[str], Counter[str]]]:
+    """Operations, and calls by kind, of a step of forge and of the bare loop."""
+    with tempfile.TemporaryDirectory() as folder:
+        loop, bare = loops(folder, overrides, steps=16)
+        ours, ops, calls = Counted(), Ops(), Calls()
+        loop.callbacks = [*loop.callbacks, ours]
+        loop.run()
+    bare.steps(2)  # the first makes the optimizer's state
+    with ops:
+        bare.steps(1)
+    with calls:
+        bare.steps(1)
+    return {
+        "forge": (ours.ops.counts, ours.calls.counts),
+        "bare": (ops.counts, calls.counts),
+    }
+
+
+def print_counts() -> None:
+    (ours, our_calls), (bare, bare_calls) = counts(SMALL).values()
+    print(f"`python {' '.join(sys.argv)}`, torch {torch.__version__}.\n")
+    print("| of a step, 0.30M | forge | bare |\n| --- | --- | --- |")
+    print(f"| operations | {ours.total()} | {bare.total()} |")
+    for kind, name in (("call", "calls of Python functions"), ("c_call", "of built-in ones")):
+        print(f"| {name} | {our_calls[kind]} | {bare_calls[kind]} |")
+    for name in sorted(ours | bare):
+        if ours[name] != bare[name]:
+            print(f"| `{name}` | {ours[name]} | {bare[name]} |")
+
+
 def loop_of(run_dir: Path) -> Loop:
     try:
         from forge.training.build import build_loop
@@ -123,25 +198,30 @@ def loop_of(run_dir: Path) -> Loop:
     return build_loop(build_session(run_dir))
 
 
+def loops(folder: str, overrides: str, steps: int) -> tuple[Loop, Bare]:
+    """Forge's loop, and a bare loop from the same weights."""
+    options = [*COMMON.split(), *overrides.split(), f"train.max_steps={steps}"]
+    config = forge.compose([*options, f"run.dir={folder}/run"])
+    run_dir, resolved = directory.create(config.validate(), overrides=())
+    loop = loop_of(Path(run_dir))
+    copy = Decoder(resolved.model)  # type: ignore[arg-type]
+    copy.load_state_dict(loop.model.state_dict())
+    train = resolved.train
+    return loop, Bare(copy, train.batch_size, train.seq_len, train.grad_clip_norm)
+
+
 def measure(overrides: str, steps: int) -> None:
     """Take turns, then print as JSON what was measured, the first two blocks of each left out."""
     output = os.dup(1)
     os.dup2(2, 1)  # what forge prints
     with tempfile.TemporaryDirectory() as folder:
-        options = [*COMMON.split(), *overrides.split(), f"train.max_steps={steps}"]
-        config = forge.compose([*options, f"run.dir={folder}/run"])
-        run_dir, resolved = directory.create(config.validate(), overrides=())
-        loop = loop_of(Path(run_dir))
-        copy = Decoder(resolved.model)  # type: ignore[arg-type]
-        copy.load_state_dict(loop.model.state_dict())
-        train = resolved.train
-        bare = Bare(copy, train.batch_size, train.seq_len, train.grad_clip_norm)
+        loop, bare = loops(folder, overrides, steps)
         turns = Turns(bare, output)
         loop.callbacks = [*loop.callbacks, turns]
         sys.stdin.readline()
         loop.run()
     skip = 2 * (BLOCK - 1)
-    found = {"size": sum(p.numel() for p in copy.parameters())}
+    found = {"size": sum(p.numel() for p in bare.model.parameters())}
     found |= {"ours": turns.ours[skip:], "bare": turns.theirs[skip:]}
     os.write(output, f"{json.dumps(found)}\n".encode())
 
@@ -206,12 +286,16 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description="What the loop adds to a bare one.")
     arguments.add_argument("--against", type=Path, help="another checkout, to be compared with")
     arguments.add_argument(CPU_TIME, action="store_true", help="with one thread")
+    arguments.add_argument("--count", action="store_true", help="operations in place of times")
     arguments.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.cpu_time:
         torch.set_num_threads(1)
     if options.measure:
         measure(options.measure[0], int(options.measure[1]))
+        return
+    if options.count:
+        print_counts()
         return
     threads = f"{torch.get_num_threads()} threads"
     print(f"`python {' '.join(sys.argv)}`, torch {torch.__version__}, {threads}.\n")

@@ -14,7 +14,7 @@ from forge.data import IGNORE_INDEX
 class CrossEntropySums(NamedTuple):
     """Sums of cross-entropy: total = (1 - smoothing) * ce + smoothing * uniform + z_loss_weight *
     z_loss, a scalar with a graph; the other scalars without. uniform: cross-entropy of a uniform
-    target. each: the summands of ce, [targets], without a graph; empty unless requested.
+    target. each: the summands of ce, [targets], without a graph; 0 unless requested.
     """
 
     total: Tensor
@@ -46,8 +46,9 @@ def cross_entropy(
     if weights is not None:
         weights = weights.flatten().to(losses.dtype)
         losses = losses * weights
-    ce, parts = losses.sum(), losses.detach() if each else losses.new_empty(0)
+    ce = losses if reduction == "sum" else losses.sum()
     zero = ce.new_zeros(())
+    parts = losses.detach() if each else zero
     if z_loss_weight == 0 and smoothing == 0:
         return CrossEntropySums(ce, ce.detach(), zero, parts, zero)
     total, z_loss, uniform = (1 - smoothing) * ce, zero, zero

@@ -35,13 +35,15 @@ class NextToken(Objective):
 
     def collate(self, samples: Samples) -> Batch:
         """Make a row for each sample, filled up with tokens 0 without targets."""
-        tokens = np.zeros((len(samples), samples.width), dtype=np.int64)
-        targets = np.full_like(tokens, IGNORE_INDEX)
-        ends = np.full(tokens.shape, samples.end_of_text == 0)
+        tokens = np.empty((len(samples), samples.width), dtype=np.int64)
+        targets, ends = np.empty_like(tokens), np.empty(0, dtype=bool)
+        if samples.end_of_text is not None:
+            ends = np.full(tokens.shape, samples.end_of_text == 0)
         for row, sample in enumerate(samples):
             window, counted = sample.tokens, sample.counted
             end = len(window) - 1
             tokens[row, :end], targets[row, :end] = window[:-1], window[1:]
+            tokens[row, end:], targets[row, end:] = 0, IGNORE_INDEX
             if counted is not None:
                 targets[row, :end][counted[1:] == 0] = IGNORE_INDEX
             if samples.end_of_text is not None:

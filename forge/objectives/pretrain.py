@@ -29,8 +29,8 @@ class CrossEntropy(NextToken):
 
     def __call__(self, model: LanguageModel, batch: Batch) -> Losses:
         factor, states = self.section.mtp_loss_scaling_factor, ()
-        predict = getattr(model, "hidden_ahead", None)
-        if predict is None or not factor:
+        predict = getattr(model, "hidden_ahead", None) if factor else None
+        if predict is None:
             hidden = hidden_of(model, batch)
         else:
             hidden, *states = predict(batch["tokens"], **beside_tokens(batch))

@@ -47,8 +47,10 @@ def total_norm(
     like: its format, but fp32 at least, is the norm's format. replicas: (i, n), this rank is of the
     i-th of n replicas with gradients of their own; each has its norm, not finite if any is not.
     """
-    # A single all-reduce for the squares of each replica and `also`.
     number, count = replicas
+    if not spread and count == 1:
+        return own.sqrt().to(torch.promote_types(like.dtype, torch.float32)), own.new_full((), also)
+    # A single all-reduce for the squares of each replica and `also`.
     sums = torch.zeros(count + 1, dtype=widest(like.device), device=like.device)
     if also:  # assigned, the number would be copied from the host, and wait
         sums[count].fill_(also)
@@ -63,7 +65,7 @@ def clip_factor(norm: Tensor, largest: float) -> Tensor:
     """The factor for gradients with a norm of at most `largest`, as in
     torch.nn.utils.clip_grads_with_norm_.
     """
-    return (largest / (norm + 1e-6)).clamp(max=1.0)
+    return (largest / (norm + 1e-6)).clamp_max_(1.0)
 
 
 def scale_gradients(gradients: Iterable[Tensor], factor: Tensor) -> None:
@@ -102,7 +104,7 @@ def squares(
         return torch.zeros((), dtype=widest(device), device=device)
     # torch has a fused norm for many tensors, but no fused sum of squares.
     norms = torch._foreach_norm(local_values, 2, widest(local_values[0].device))  # type: ignore[arg-type]
-    return torch.stack(norms).square().sum()
+    return torch.stack(norms).square_().sum()
 
 
 def _is_first_copy(gradient: Tensor) -> bool:

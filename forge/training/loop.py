@@ -53,8 +53,9 @@ class TrainState:
         if not self.unread:
             return
         unread, self.unread = self.unread, []
+        skips = [output.skipped for _, output in unread]
         # One transfer from the device for all flags.
-        flags = torch.stack([output.skipped for _, output in unread]).tolist()
+        flags = torch.stack(skips).tolist() if len(skips) > 1 else [skips[0].item()]
         for (step, output), skipped in zip(unread, flags, strict=True):
             self.skipped += skipped
             if not output.n_targets:  # no loss to judge as finite or not

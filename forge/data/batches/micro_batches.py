@@ -89,7 +89,9 @@ class MicroBatches:
         not raised: raising would report the fault twice.
         """
         local_samples = self._samples(first_sample + self.rank * self.batch_size, self.batch_size)
-        global_samples = self._samples(first_sample, self.num_ranks * self.batch_size)
+        global_samples = local_samples
+        if self.num_ranks > 1:
+            global_samples = self._samples(first_sample, self.num_ranks * self.batch_size)
         try:
             batch, n_targets = (
                 self.objective.collate(local_samples),

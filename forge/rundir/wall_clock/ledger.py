@@ -64,15 +64,9 @@ class Ledger:
             seconds["compile"] = seconds.get("compile", 0.0) + compiling
         self.name, self._since, self._compiled = name, now, compiled
 
-    @contextmanager
-    def span(self, name: str) -> Iterator[None]:
+    def span(self, name: str) -> Span:
         """Give a name to the time inside of a context, and go back to the name before."""
-        outer = self.name
-        self.enter(name)
-        try:
-            yield
-        finally:
-            self.enter(outer)
+        return Span(self, name)
 
     @contextmanager
     def long_span(self, name: str) -> Iterator[None]:
@@ -136,6 +130,20 @@ class Ledger:
 
     def _rounded(self) -> dict[str, float]:
         return {name: round(value, 4) for name, value in self.seconds.items()}
+
+
+class Span:
+    """The context of `Ledger.span`; as a class it takes a third of a generator's time."""
+
+    def __init__(self, ledger: Ledger, name: str) -> None:
+        self.ledger, self.name = ledger, name
+
+    def __enter__(self) -> None:
+        self.outer = self.ledger.name
+        self.ledger.enter(self.name)
+
+    def __exit__(self, *error: object) -> None:
+        self.ledger.enter(self.outer)
 
 
 def read_record(run_dir: Path) -> dict[str, Any] | None:

@@ -57,8 +57,9 @@ class Saving(Callback):
     reads_gradients = False
 
     def on_gradients(self, loop: Loop) -> None:
-        with loop.ledger.span("checkpoint"):
-            self.checkpointer.wait_to_write()
+        if self.checkpointer.is_copying:
+            with loop.ledger.span("checkpoint"):
+                self.checkpointer.wait_to_write()
 
     def on_evaluation(self, loop: Loop, metrics: dict[str, float]) -> None:
         self.evaluated = (loop.state.step, metrics)

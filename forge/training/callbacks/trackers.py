@@ -33,6 +33,7 @@ class Trackers:
         from, known before trackers open.
         """
         self._makers, self._active = makers or {}, dict[str, Tracker]()
+        self._bar: Steps | None = None
         self.resumed_at = 0
 
     def open(self) -> Trackers:
@@ -42,6 +43,9 @@ class Trackers:
                 self._active[name] = make()
             except Exception as error:
                 _warn(name, error)
+        # Asked once: a protocol of Python 3.11 takes longer than moving the bar.
+        bar = self._active.get(CONSOLE)
+        self._bar = bar if isinstance(bar, Steps) else None
         return self
 
     def log(self, step: int, values: dict[str, float]) -> None:
@@ -56,9 +60,8 @@ class Trackers:
 
     def step(self, step: int) -> None:
         """Move the bar after an update, without reading any of its numbers."""
-        tracker = self._active.get(CONSOLE)
-        if isinstance(tracker, Steps):
-            self._give(CONSOLE, tracker, lambda: tracker.step(step))
+        if (bar := self._bar) is not None and CONSOLE in self._active:
+            self._give(CONSOLE, self._active[CONSOLE], partial(bar.step, step))
 
     def _give(self, name: str, tracker: Tracker, call: Callable[[], None]) -> None:
         try:

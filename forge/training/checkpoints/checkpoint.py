@@ -172,6 +172,11 @@ class Checkpointer:
             **meta,
         }
 
+    @property
+    def is_copying(self) -> bool:
+        """Whether an asynchronous copy may still read saved tensors."""
+        return self._copies is not None
+
     def wait_to_write(self) -> None:
         """Wait for an asynchronous copy; called before any saved tensor changes."""
         if self._copies is not None:

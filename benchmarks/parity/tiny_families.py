@@ -134,6 +134,13 @@ CASES: dict[str, Config] = {
         topk_group=2,
     ),
     "glm 5": _of("GlmMoeDsaConfig", rope_parameters=DEFAULT, **(DEEP | INDEXER)),
+    "glm 5.2": _of(
+        "GlmMoeDsaConfig",
+        rope_parameters=DEFAULT,
+        **(DEEP | INDEXER | {"num_hidden_layers": 6}),
+        index_topk_freq=3,
+        index_skip_topk_offset=2,
+    ),
     "gemma": _of("GemmaConfig", head_dim=16, num_key_value_heads=1),
     "gemma 2": _of(
         "Gemma2Config", **GEMMA, attn_logit_softcapping=5.0, final_logit_softcapping=30.0

@@ -83,8 +83,8 @@ class Predicting:
     def _beside(
         self, seq: int, documents: Tensor | None, dtype: torch.dtype
     ) -> tuple[Rotation | None, tuple[Any, ...]]:
-        """The rotation and the mask of the modules, which are of the last block's kind."""
-        kind = self.kinds[-1]
+        """The rotation and the mask of the modules, which are of a block's kind."""
+        kind = self.section.repeated_kind.name
         if documents is None:
             return self._rotations(0, seq, None).get(kind), ()
         rows = self.packed(documents)

@@ -233,7 +233,7 @@ def mtp_block(model: Decoder) -> Findings:
     """
     if not model.mtp_num_layers:
         return
-    last = model.of_kind(model.kind_of(model.n_layers - 1).name)
+    last = model.of_kind(model.repeated_kind.name)
     if last.mixer.recurrent or last.feed_forward.absent:
         message = "the last block has no attention, or no feed-forward layer, to repeat."
         yield MTP, message, f"{MTP}=0"
@@ -266,7 +266,7 @@ def indexer_trained(model: Decoder, train: Train) -> Findings:
     """An indexer should be used or learn, and leave out some keys of train.seq_len."""
     for path, _, mixer in indexed(model):
         key = f"{path}.mixer"
-        if not mixer.chooses and not mixer.learns_to_choose:
+        if not mixer.chooses and mixer.has_indexer and not mixer.learns_to_choose:
             message = "nothing reads this indexer, and it learns nothing."
             hint = f"{key}.indexer_sparse_training=true or {key}.indexer_loss_scaling_factor=1"
             yield f"{key}.use_indexer", message, hint

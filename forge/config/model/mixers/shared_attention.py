@@ -98,8 +98,8 @@ def shared_attention(model: Decoder) -> Findings:
 
 @rule("model.shared_indexer", "model.mixer", "model.kinds", "model.layers", "model.n_layers")
 def shared_indexer(model: Decoder) -> Findings:
-    """A layer with indexer_shared=true reads the choice of an earlier layer's indexer: one with the
-    same indexer_topk and indexer_sparse_training.
+    """A layer with indexer_shared=true reads what an earlier indexer of equal indexer_topk and
+    indexer_sparse_training chose.
     """
     for number, lender in lenders(model).items():
         if lender is None and shares_choice(model, number):

@@ -266,11 +266,15 @@ def indexer_trained(model: Decoder, train: Train) -> Findings:
     """An indexer should be used or learn, and leave out some keys of train.seq_len."""
     for path, _, mixer in indexed(model):
         key = f"{path}.mixer"
-        if not mixer.chooses and mixer.has_indexer and not mixer.learns_to_choose:
+        if mixer.indexer_shared:
+            continue
+        if not mixer.chooses and not mixer.learns_to_choose:
             message = "nothing reads this indexer, and it learns nothing."
             hint = f"{key}.indexer_sparse_training=true or {key}.indexer_loss_scaling_factor=1"
             yield f"{key}.use_indexer", message, hint
         elif mixer.chooses and mixer.indexer_topk >= train.seq_len:
             topk, seq = mixer.indexer_topk, train.seq_len
             message = f"{topk} keys are chosen of at most {seq}: no key is ever left out."
-            yield f"{key}.indexer_topk", message, f"{key}.indexer_topk={max(seq // 4, 1)}"
+            added = "" if path == "model" else "++"  # a kind may not state it
+            hint = f"{added}{key}.indexer_topk={max(seq // 4, 1)}"
+            yield f"{key}.indexer_topk", message, hint

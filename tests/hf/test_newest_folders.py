@@ -95,7 +95,9 @@ def test_a_module_behind_shared_indexers_has_one_of_its_own(tmp_path: Path) -> N
         both = normed(embedded, module["enorm.weight"]), normed(given, module["hnorm.weight"])
         x = torch.cat(both, -1) @ module["eh_proj.weight"].T
         at = {"position_embeddings": rotary(x, places), "position_ids": places}
-        expected = normed(last(x, attention_mask=unseen, **at)[0], module["shared_head.norm.weight"])
+        expected = normed(
+            last(x, attention_mask=unseen, **at)[0], module["shared_head.norm.weight"]
+        )
         first, further = (state.detach() for state in ours.hidden_ahead(tokens))
     torch.testing.assert_close(first, states, rtol=1e-4, atol=2e-5)
     torch.testing.assert_close(further[:, :-1], expected, rtol=1e-4, atol=2e-5)

@@ -54,6 +54,7 @@ class FurtherToken(nn.Module):
 class Predicting:
     """Mixin of a decoder with modules for further tokens, in `mtp`, by their depth from 0."""
 
+    section: DecoderConfig
     mtp: nn.ModuleDict
     embedding: nn.Embedding
     kinds: list[str]

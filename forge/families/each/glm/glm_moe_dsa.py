@@ -42,8 +42,8 @@ class GlmMoeDsa(DeepSeekV32):
         if not mixer.indexer_rope_interleave:
             raise ValueError("model.mixer.indexer_rope_interleave=false")
         layers = [section.of_kind(section.kind_of(n).name) for n in range(section.n_layers)]
-        shared = [isinstance(x.mixer, MLA) and x.mixer.indexer_shared for x in layers]
-        return config | {"indexer_types": [SHARED if reads else FULL for reads in shared]}
+        types = [SHARED if layer.mixer.reads_choice else FULL for layer in layers]
+        return config | {"indexer_types": types}
 
 
 def indexer_types(keys: Keys, count: int) -> list[str]:

@@ -43,6 +43,7 @@ GEMMA4: dict[str, Any] = {"head_dim": 8, "global_head_dim": 16, "sliding_window"
 GEMMA4 |= {"num_hidden_layers": 6, "num_global_key_value_heads": 1}
 GEMMA4 |= {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2}
 GEMMA4 |= {"final_logit_softcapping": 30.0, "hidden_size_per_layer_input": 0}
+GEMMA4_UNIFIED = {k: v for k, v in GEMMA4.items() if k != "hidden_size_per_layer_input"}
 GEMMA4_SMALL = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB}
 GEMMA4_SMALL |= {"num_kv_shared_layers": 3, "use_double_wide_mlp": True}
 GEMMA4_EXPERTS: dict[str, Any] = {"enable_moe_block": True, "attention_k_eq_v": True}
@@ -134,6 +135,13 @@ CASES: dict[str, Config] = {
         topk_group=2,
     ),
     "glm 5": _of("GlmMoeDsaConfig", rope_parameters=DEFAULT, **(DEEP | INDEXER)),
+    "glm 5.2": _of(
+        "GlmMoeDsaConfig",
+        rope_parameters=DEFAULT,
+        **(DEEP | INDEXER | {"num_hidden_layers": 6}),
+        index_topk_freq=3,
+        index_skip_topk_offset=2,
+    ),
     "gemma": _of("GemmaConfig", head_dim=16, num_key_value_heads=1),
     "gemma 2": _of(
         "Gemma2Config", **GEMMA, attn_logit_softcapping=5.0, final_logit_softcapping=30.0
@@ -141,6 +149,7 @@ CASES: dict[str, Config] = {
     "gemma 3": _of("Gemma3TextConfig", **GEMMA, num_hidden_layers=7, rope_parameters=BY_KIND),
     "gemma 4": _of("Gemma4TextConfig", **GEMMA4, attention_k_eq_v=True),
     "gemma 4, small": _of("Gemma4TextConfig", **(GEMMA4 | GEMMA4_SMALL)),
+    "gemma 4, unified": _of("Gemma4UnifiedTextConfig", **GEMMA4_UNIFIED, attention_k_eq_v=True),
     "gemma 4, experts": _of("Gemma4TextConfig", **GEMMA4, **GEMMA4_EXPERTS),
     "olmo 2": _of("Olmo2Config", rope_parameters=DEFAULT),
     "olmo 3": _of("Olmo3Config", sliding_window=WINDOW, rope_parameters=BY_KIND_YARN),
@@ -217,7 +226,9 @@ CASES: dict[str, Config] = {
 }
 """By the name of a case; families have several where they have several shapes."""
 DELTA: tuple[str, ...] = ("qwen3-next", "qwen3.5", "qwen3.5 moe")
-UNDIVIDED: tuple[str, ...] = ("gemma 4", "gemma 4, small", "gemma 4, experts")
+UNDIVIDED: tuple[str, ...] = (
+    *("gemma 4", "gemma 4, small", "gemma 4, unified", "gemma 4, experts"),
+)
 DEVIATION: dict[str, float] = dict.fromkeys(DELTA, 0.075)
 DEVIATION |= dict.fromkeys(UNDIVIDED, 0.1)
 SLACK: dict[str, float] = dict.fromkeys(DELTA, 4.0)
@@ -228,12 +239,12 @@ from fp64 in logits. Gemma 4 divides no scores by the root of the width of heads
 """
 
 
-def peer(case: str) -> Any:
+def peer(case: str, config: Any = None) -> Any:
     """The model of a case, eager, its norms near but not at their first values."""
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = CASES[case]()
+        config = config or CASES[case]()
         config._attn_implementation = "eager"
         model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():

@@ -84,7 +84,10 @@ class Rule(_Declared):
         """Yield the problems of a config."""
         for key, *stated, hint in self.call(config, world):
             text = stated[0] if stated else self._with_values(config, key)
-            value = "" if "=" in key else get(config, key)
+            try:
+                value = "" if "=" in key else get(config, key)
+            except KeyError:  # an option that a kind of layers does not state
+                value = ""
             if not isinstance(value, Section | dict) and value != "":
                 key = f"{key}={shown(value)}"
             yield Problem(key, text, hint, rule=self.id, warning=self.warning)

@@ -99,7 +99,7 @@ class Attention(nn.Module):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         k, v = (k, v) if cache is None else cache.append(k, v)
         if lent is not None:
-            lent.take(k, v)
+            lent.take(keys=k, values=v)
         heads = self.attend(q, k, v, *seen)
         heads = heads.transpose(1, 2)
         return (heads if gate is None else heads * gate.sigmoid()).flatten(2)

@@ -98,7 +98,7 @@ class Decoder(TableValues, nn.Module):
         self.output: OutputHead | None = None
         if not section.tie_embeddings:
             self.output = OutputHead(section.dim, section.vocab_size, bias=False)
-        last = of_kind[self.kinds[-1]], section.n_layers - 1
+        last = of_kind[section.repeated_kind.name], section.repeated_layer
         add_further(self, partial(make_block, *last, self.noise))
 
     def forward(self, tokens: Tensor, *, cache: KVCache | None = None) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -49,7 +51,7 @@ class MLA(nn.Module):
         per_head = mixer.qk_nope_head_dim + mixer.v_head_dim
         self.wkv_b = nn.Linear(mixer.kv_lora_rank, heads * per_head, bias=False)
         self.wo = nn.Linear(heads * mixer.v_head_dim, dim, bias=False)
-        self.indexer = Indexer(section) if mixer.use_indexer else None
+        self.indexer = Indexer(section) if mixer.has_indexer else None
 
     def forward(
         self,
@@ -57,8 +59,14 @@ class MLA(nn.Module):
         rotation: Rotation | None = None,
         cache: LayerCache | None = None,
         *seen: Tensor,
+        lent: Any = None,
+        chosen: Tensor | None = None,
     ) -> Tensor:
-        """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the earlier tokens."""
+        """x: [batch, seq, dim] -> [batch, seq, dim]; `cache` has the earlier tokens.
+
+        lent: takes the mask of the chosen keys for later layers. chosen: that of an earlier layer.
+        """
+        seen = seen if chosen is None else (chosen,)
         section = self.section
         made_of = self.q_norm(self.wq_a(x)) if section.q_lora_rank else x
         q = self.wq_b(made_of) if section.q_lora_rank else self.wq(x)
@@ -72,7 +80,8 @@ class MLA(nn.Module):
         q = q.transpose(1, 2)
         if self.indexer is not None:
             index = self.indexer(x, made_of, rotation)
-            heads = self.among_chosen(self.indexer, index, q, latent, k_shared, cache, *seen)
+            made = q, latent, k_shared
+            heads = self.among_chosen(self.indexer, index, *made, cache, *seen, lent=lent)
         elif cache is None:
             heads = self.attend(q, *self.keys_and_values(latent, k_shared), *seen)
         else:
@@ -108,16 +117,20 @@ class MLA(nn.Module):
         k_shared: Tensor,
         cache: LayerCache | None,
         seen: Tensor | None = None,
+        *,
+        lent: Any = None,
     ) -> Tensor:
         """Attend over the keys that the indexer chooses, and teach the indexer."""
+        held: list[Tensor] = []
         if cache is not None:
             *held, keys = cache.append(*self.cached(latent, k_shared), index.keys)
             index = index._replace(keys=keys)
-            if self.section.indexer_sparse_training:
-                seen = indexer.choose(index, seen, q.dtype)
-            return self.attend_to_cached(q, tuple(held), seen)
         if self.section.indexer_sparse_training:
             seen = indexer.choose(index, seen, q.dtype)
+        if lent is not None:
+            lent.take(**({"chosen": seen} if self.section.chooses else {}))
+        if cache is not None:
+            return self.attend_to_cached(q, tuple(held), seen)
         k, v = self.keys_and_values(latent, k_shared)
         heads = self.attend(q, k, v, *(() if seen is None else (seen,)))
         if not (self.section.learns_to_choose and index.keys.requires_grad):

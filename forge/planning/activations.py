@@ -169,7 +169,7 @@ class Activations:
         """Bytes of a token held by the modules for further tokens, which are not recomputed: of
         each its block, the embedding, what is projected, and what enters the norm and the head.
         """
-        model, last = self.model, self.block(self.model.kind_of(self.model.n_layers - 1))
+        model, last = self.model, self.block(self.model.repeated_kind)
         if not model.mtp_num_layers or last is None:
             return Held()
         ends = model.dim * ((3 * self.width + self.residual) / self.cut + self.width)

@@ -111,6 +111,8 @@ def others(name: str, value: Any) -> list[Any]:
         return sorted(ACT2FN)
     if isinstance(value, bool):
         return [not value]
+    if name == "index_n_heads":  # with few heads scores are equal, and transformers takes any
+        return [value + 1, value * 2]
     if isinstance(value, int):
         return [0, 1, value + 1, value * 2, value // 2]
     if isinstance(value, float):
@@ -280,7 +282,8 @@ def sections(case: str, place: Path) -> Iterator[tuple[str, Section]]:
     for part in ("moe", "mixer"):
         for name, value, field in options_of(getattr(base, part)):
             for other in values_of(field, value):
-                if other != value:
+                tied = name == "indexer_n_heads" and other < value  # as in `others`
+                if other != value and not tied:
                     yield f"{part}.{name}={other!r}", changed(base, {name: other}, part)
     width = base.rotary_dim // 2
     pairs = {"rope_short_factor": [1.3] * width, "rope_long_factor": [2.5] * width}
@@ -336,9 +339,17 @@ def changed(base: Section, values: dict[str, Any], part: str = "") -> Section:
     made.thaw()
     for name, value in values.items():
         setattr(getattr(made, part) if part else made, name, value)
+    if part == "mixer":
+        made.kinds = {kind: _mixed(each, values) for kind, each in made.kinds.items()}
     if not part:
         made.kinds = {kind: each | _shared(each, values) for kind, each in made.kinds.items()}
     return made
+
+
+def _mixed(kind: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The options of a kind, with values of a mixer that states them itself."""
+    mixer = kind.get("mixer") or {}
+    return kind | {"mixer": mixer | values} if {*values} <= {*mixer} else kind
 
 
 def _shared(kind: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ def test_families_that_turn_parts_of_heads_are_those_whose_class_does():
     for family in all_families():
         module = inspect.getmodule(getattr(transformers, family.architecture))
         obeys = "partial_rotary_factor" in inspect.getsource(module)  # type: ignore[arg-type]
-        if family.model_type == "gemma4_text":  # by its kind of frequencies, `proportional`
+        if family.model_type in ("gemma4_text", "gemma4_unified_text"):
+            # By its kind of frequencies, `proportional`.
             assert "ROPE_INIT_FUNCTIONS" in inspect.getsource(module)  # type: ignore[arg-type]
             obeys = True
         if family.model_type == "glm4_moe_lite":

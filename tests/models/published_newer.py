@@ -40,6 +40,9 @@ GLM5 |= {"qk_rope_head_dim": 64, "moe_intermediate_size": 2048, "n_routed_expert
 GLM5 |= {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 8, "norm_topk_prob": True}
 GLM5 |= {"routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
 
+GLM52: Content = {"rope_parameters": {"rope_type": "default", "rope_theta": 8e6}, "head_dim": 192}
+GLM52 |= {"index_topk_freq": 4, "index_skip_topk_offset": 3, "index_topk_pattern": None}
+
 
 def _qwen35(*shape: int, heads: int, **more: Any) -> Content:
     rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
@@ -101,6 +104,7 @@ def _pattern(*lengths: int) -> str:
     return "".join(runs) + "M-" * lengths[-1]
 
 
+PRUNED = f"{_pattern(9, 10, 5, 5, 7)}--MM---M-M*-{_pattern(5)}"
 BAMBA: Content = {"model_type": "bamba", "rms_norm_eps": 1e-5, "tie_word_embeddings": False}
 BAMBA |= {"attn_layer_indices": [9, 18, 27], "mamba_n_heads": 128, "mamba_d_head": 64}
 BAMBA |= {"mamba_d_state": 128, "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2}
@@ -111,6 +115,10 @@ NEWER: dict[str, Content] = {
     "gemma4_31b": _gemma4(
         60, 5376, 32, 16, 21504, 262144, 262144, num_global_key_value_heads=4, **LARGE
     ),
+    "gemma4_12b": _gemma4(
+        *(48, 3840, 16, 8, 15360, 262144, 262144), num_global_key_value_heads=1, **LARGE
+    )
+    | {"model_type": "gemma4_unified_text"},
     "gemma4_26b_a4b": _gemma4(
         *(30, 2816, 16, 8, 2112, 262144, 262144),
         num_global_key_value_heads=2,
@@ -129,6 +137,7 @@ NEWER: dict[str, Content] = {
         **SMALL,
     ),
     "glm5_744b": _shape(78, 6144, 64, 64, 12288, 154880, 202752) | GLM5,
+    "glm5_2_744b": _shape(78, 6144, 64, 64, 12288, 154880, 1048576) | GLM5 | GLM52,
     "qwen3_5_397b_a17b": _qwen35(60, 4096, 32, 2, 1024, 248320, 262144, heads=64)
     | _of_experts(512, 10, 1024),
     "qwen3_5_35b_a3b": _qwen35(40, 2048, 16, 2, 512, 248320, 262144, heads=32)
@@ -152,5 +161,6 @@ NEWER: dict[str, Content] = {
     "nemotron_h_56b": _nemotron(
         _pattern(4, *[5] * 10), 8192, 64, 8, 32768, mamba=256, ssm_state_size=256
     ),
+    "nemotron_h_47b": _nemotron(PRUNED, 8192, 64, 8, 30720, mamba=256, ssm_state_size=256),
     "bamba_9b": _shape(32, 4096, 32, 8, 14336, 128256, 4096) | BAMBA,
 }

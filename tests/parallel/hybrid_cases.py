@@ -65,6 +65,15 @@ indexer: tp4 | tp=4 | indexer
 indexer: tp2 x fsdp2 | tp=2 dp_shard=2 | indexer, clipped
 indexer: pp2 | pp2 | indexer
 indexer: tp2, mtp | tp=2 | indexer, mtp
+shared indexer: one device, compiled | compiled | shared indexer
+shared indexer: one device, full recompute | recompute=full | shared indexer
+shared indexer: one device, selective recompute | recompute=selective | shared indexer
+shared indexer: fsdp2 | dp_shard=2 | shared indexer | float64
+shared indexer: fsdp2, full recompute | dp_shard=2 recompute=full | shared indexer
+shared indexer: tp2 | tp=2 | shared indexer | float64
+shared indexer: tp2 without sequence parallel | tp=2 no_sp | shared indexer
+shared indexer: tp2 x fsdp2 | tp=2 dp_shard=2 | shared indexer
+shared indexer: tp2, mtp | tp=2 | shared indexer, mtp
 moba: one device, compiled | compiled | moba
 moba: fsdp2 | dp_shard=2 | moba | float64
 moba: tp2 | tp=2 | moba | float64
@@ -118,6 +127,7 @@ packed: shared keys, cp2 all_gather | cp=2 | packed gemma4, small
 packed: mtp, tp2 | tp=2 | packed mtp
 packed: indexer, fsdp2 | dp_shard=2 | packed indexer
 packed: indexer, tp2 | tp=2 | packed indexer, warm-up
+packed: shared indexer, tp2 | tp=2 | packed shared indexer
 packed: mamba, tp2 | tp=2 | packed mamba
 packed: short convolutions, tp2 | tp=2 | packed short convolutions
 """)

@@ -321,6 +321,7 @@ moe: ep2 | ep=2 | moe, clipped
 moe: ep2, one branch a block | ep=2 | one branch, moe
 moe: tp2, one branch a block | tp=2 | one branch, moe
 moe: ep2, indexer | ep=2 | indexer, moe
+moe: ep2, shared indexer | ep=2 | shared indexer, moe
 moe: one device, compiled, branches | compiled | gemma4, moe
 moe: fsdp2, branches | dp_shard=2 | gemma4, moe | float64
 moe: tp2, branches | tp=2 | gemma4, moe | float64

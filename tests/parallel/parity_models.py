@@ -80,6 +80,11 @@ INDEXED = (
     "model.mixer.indexer_topk=7 model.mixer.indexer_loss_scaling_factor=0.7"
 )
 SPARSE = "model.mixer.indexer_sparse_training=true"
+READERS = (
+    "model.kinds={reader:{mixer:{schema:mla,q_lora_rank:12,kv_lora_rank:14,qk_nope_head_dim:10,"
+    "qk_rope_head_dim:6,v_head_dim:8,mla_naive_kvcache:false,use_indexer:true,indexer_shared:true,"
+    "indexer_topk:7,indexer_sparse_training:true}}} model.layers=[default,reader] model.n_layers=4"
+)
 # Blocks that no part of a sequence divides into, in one of two kinds of layers.
 MOBA = (
     "model.kinds={blocks:{moba:true,moba_chunk_size:3,moba_topk:2}} "
@@ -147,7 +152,7 @@ SMEARED = "model.smear=true model.residual_scalars=true model.embedding_norm=tru
 PACKED = (
     *("llama", "llama, clipped", "llama, 5 blocks", "kinds", "gpt2", "mla", "delta", "moe"),
     "delta, in runs",
-    *("indexer", "indexer, warm-up"),
+    *("indexer", "indexer, warm-up", "shared indexer"),
     *("mamba", "short convolutions", "mtp", "moba", "streams", "memory"),
     *("gemma4, small", "gpt-oss", "llama4", "dropout", "nanochat"),
 )
@@ -199,6 +204,9 @@ MODELS = {
     "indexer, warm-up": f"{MLA} {INDEXED}",
     "indexer, mtp": f"{MLA} {INDEXED} {SPARSE} {FURTHER}",
     "indexer, moe": f"{MLA} {INDEXED} {SPARSE} {MOE} {DEEPSEEK}",
+    "shared indexer": f"{MLA} {INDEXED} {SPARSE} {READERS} {CLIPPED}",
+    "shared indexer, mtp": f"{MLA} {INDEXED} {SPARSE} {READERS} {FURTHER}",
+    "shared indexer, moe": f"{MLA} {INDEXED} {SPARSE} {READERS} {MOE} {DEEPSEEK}",
     "mla, moe": f"{MLA} {MOE} {DEEPSEEK}",
     "llama, z-loss, clipped": f"objective.z_loss_weight=0.01 {CLIPPED}",
     "llama, clipped": CLIPPED,

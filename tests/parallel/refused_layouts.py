@@ -52,4 +52,5 @@ cp2 of an indexer | cp=2 | cp_indexer | indexer
 cp2 of memories of n-grams | cp=2 | engram | memory
 pp2 of memories of n-grams | pp2 | engram | memory
 pp2 of shared keys | pp2 | one_pass | gemma4, small
+pp2 of shared indexers | pp2 | one_pass | shared indexer
 """)

@@ -23,3 +23,19 @@ def test_each_ends_in_its_refusal(typed: str, capsys: pytest.CaptureFixture[str]
     said = capsys.readouterr().err
     assert TYPED[typed] in said
     assert "Traceback" not in said
+
+
+def test_a_rule_reads_what_a_kind_of_layers_does_not_state(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The rule warns of 2,048 chosen keys, which is a default, and its advice can be typed."""
+    mixer = "{schema:mla,q_lora_rank:24,use_indexer:true,indexer_sparse_training:true}"
+    typed = ["model=tiny", "model.kinds={s:{mixer:" + mixer + "}}", "model.layers=[default,s]"]
+    typed += ["run.device=cpu", "train.seq_len=64"]
+    assert check.main(typed) == 0
+    advice = "++model.kinds.s.mixer.indexer_topk=16"
+    said = capsys.readouterr()
+    assert advice in said.out + said.err
+    assert check.main([*typed, advice]) == 0
+    said = capsys.readouterr()
+    assert advice not in said.out + said.err

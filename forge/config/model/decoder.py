@@ -197,16 +197,31 @@ class Decoder(LayerShape):
         )
         return memory_tensors(shape, unit_offset=self.norm_unit_offset)
 
+    @property
+    def repeated_layer(self) -> int:
+        """The layer whose kind the modules for further tokens repeat: the last that reads nothing
+        of an earlier one.
+        """
+        last = reversed(range(self.n_layers))
+        kinds = ((layer, self.of_kind(self.kind_of(layer).name)) for layer in last)
+        alone = (layer for layer, kind in kinds if not kind.mixer.reads_choice)
+        return next(alone, self.n_layers - 1)
+
+    @property
+    def repeated_kind(self) -> Kind:
+        """The kind of `repeated_layer`."""
+        return self.kind_of(self.repeated_layer)
+
     def further_tensors(self) -> Iterator[TensorSpec]:
         """Yield the tensors of a module for a further token, by their names inside."""
         norms = map(self._norm, ("embedding_norm", "hidden_norm", "norm"))
-        return module_tensors(self.dim, self.block_tensors(self.kind_of(self.n_layers - 1)), norms)
+        return module_tensors(self.dim, self.block_tensors(self.repeated_kind), norms)
 
     @property
     def n_mixtures(self) -> int:
         """Blocks with experts, with those of the modules for further tokens."""
-        of_last = self.kind_of(self.n_layers - 1).moe
-        return self.n_moe_layers + (self.mtp_num_layers if of_last else 0)
+        of_module = self.mtp_num_layers if self.repeated_kind.moe else 0
+        return self.n_moe_layers + of_module
 
     def block_tensors(self, kind: Kind) -> list[TensorSpec]:
         """Return the tensors of one block, by their names inside of the block."""
@@ -296,7 +311,7 @@ class Decoder(LayerShape):
         """
         if not self.mtp_num_layers:
             return 0
-        block = self.block_flops_per_token(self.n_layers - 1, seq_len)
+        block = self.kind_flops_per_token(self.repeated_kind, seq_len)
         one = block + 6 * 2 * self.dim * self.dim + self.head_flops_per_token()
         return self.mtp_num_layers * one
 

@@ -25,7 +25,8 @@ SIZES = {
     "index_n_heads": ("indexer_n_heads", 64),
 }
 """Keys of config.json, with ours and their defaults."""
-INDEXED = "indexed_attention"
+INDEXED, OLDER = "indexed_attention", "deepseek_sparse_attention"
+"""Types of layers, by the newer and by the older name."""
 
 
 class DeepSeekV32(DeepSeekV3):
@@ -41,7 +42,7 @@ class DeepSeekV32(DeepSeekV3):
         """Read the options; a published model attends to chosen keys."""
         count = keys.number("num_hidden_layers") or 0
         types = keys.take("layer_types", default=[INDEXED] * count)
-        if set(types) - {INDEXED}:
+        if set(types) - {INDEXED, OLDER}:
             keys.faults.append(f"layer_types: all layers of the family are {INDEXED}")
         options = super().options(keys)
         chosen = {ours: keys.number(name, default=value) for name, (ours, value) in SIZES.items()}

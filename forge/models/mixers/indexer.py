@@ -235,6 +235,6 @@ def number_of_losses(section: DecoderConfig) -> int:
     if not learning:
         return 0
     kinds = [section.kind_of(layer).name for layer in range(section.n_layers)]
-    kinds += kinds[-1:] * section.mtp_num_layers
+    kinds += [section.repeated_kind.name] * section.mtp_num_layers
     mixers: list[Any] = [section.of_kind(kind).mixer for kind in kinds]
     return sum(isinstance(mixer, Indexed) and mixer.learns_to_choose for mixer in mixers)

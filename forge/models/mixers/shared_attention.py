@@ -1,4 +1,4 @@
-"""Attention to the keys and values of an earlier layer."""
+"""Attention to the keys and values of an earlier layer, and what layers give to later ones."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from forge.models.rope import Rotation, rotate
 
 
 class Lent:
-    """Keys and values of a layer for later layers, [batch, kv_heads, keys, head_dim]."""
+    """Tensors of a layer for later layers: keys and values, [batch, kv_heads, keys, head_dim], or
+    the mask of the chosen keys, [batch, 1, seq, keys].
+    """
 
     def __init__(self) -> None:
-        self.pair: tuple[Tensor, Tensor] | None = None
+        self.tensors: dict[str, Tensor] | None = None
 
-    def take(self, k: Tensor, v: Tensor) -> None:
-        self.pair = k, v
+    def take(self, **tensors: Tensor) -> None:
+        self.tensors = tensors
 
     def given(self) -> dict[str, Tensor]:
-        """Arguments of `SharedAttention`: tensors, so that recomputation keeps them."""
-        assert self.pair is not None, "the layer with the keys runs first"
-        return {"keys": self.pair[0], "values": self.pair[1]}
+        """Arguments of a later layer's mixer: tensors, so that recomputation keeps them."""
+        assert self.tensors is not None, "the layer that makes them runs first"
+        return self.tensors
 
 
 class SharedAttention(Attention):

@@ -54,6 +54,7 @@ class FurtherToken(nn.Module):
 class Predicting:
     """Mixin of a decoder with modules for further tokens, in `mtp`, by their depth from 0."""
 
+    section: DecoderConfig
     mtp: nn.ModuleDict
     embedding: nn.Embedding
     kinds: list[str]
@@ -83,8 +84,8 @@ class Predicting:
     def _beside(
         self, seq: int, documents: Tensor | None, dtype: torch.dtype
     ) -> tuple[Rotation | None, tuple[Any, ...]]:
-        """The rotation and the mask of the modules, which are of the last block's kind."""
-        kind = self.kinds[-1]
+        """The rotation and the mask of the modules, which are of a block's kind."""
+        kind = self.section.repeated_kind.name
         if documents is None:
             return self._rotations(0, seq, None).get(kind), ()
         rows = self.packed(documents)

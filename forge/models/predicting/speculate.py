@@ -123,8 +123,9 @@ class _Text:
             given = states if tail is None else torch.cat((tail, states), 1)
             between = [*self.known, *drafts][start + depth : rest + depth]
             embedding = self.model.embedding(self._ids(between))
-            rotation = self.model._rotations(start, len(between), None)
-            states = module(embedding, given, rotation.get(self.model.kinds[-1]), cache)
+            rotations = self.model._rotations(start, len(between), None)
+            kind = self.model.section.repeated_kind.name
+            states = module(embedding, given, rotations.get(kind), cache)
             drafts += self.likeliest(states[:, -1:])
             # Behind these places the module read drafts, or states that were made of drafts.
             true, true_before = (max(min(rest, rest - n + 1), 0) for n in (depth, depth - 1))

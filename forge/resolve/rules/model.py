@@ -233,7 +233,7 @@ def mtp_block(model: Decoder) -> Findings:
     """
     if not model.mtp_num_layers:
         return
-    last = model.of_kind(model.kind_of(model.n_layers - 1).name)
+    last = model.of_kind(model.repeated_kind.name)
     if last.mixer.recurrent or last.feed_forward.absent:
         message = "the last block has no attention, or no feed-forward layer, to repeat."
         yield MTP, message, f"{MTP}=0"
@@ -266,6 +266,8 @@ def indexer_trained(model: Decoder, train: Train) -> Findings:
     """An indexer should be used or learn, and leave out some keys of train.seq_len."""
     for path, _, mixer in indexed(model):
         key = f"{path}.mixer"
+        if mixer.indexer_shared:
+            continue
         if not mixer.chooses and not mixer.learns_to_choose:
             message = "nothing reads this indexer, and it learns nothing."
             hint = f"{key}.indexer_sparse_training=true or {key}.indexer_loss_scaling_factor=1"
@@ -273,4 +275,6 @@ def indexer_trained(model: Decoder, train: Train) -> Findings:
         elif mixer.chooses and mixer.indexer_topk >= train.seq_len:
             topk, seq = mixer.indexer_topk, train.seq_len
             message = f"{topk} keys are chosen of at most {seq}: no key is ever left out."
-            yield f"{key}.indexer_topk", message, f"{key}.indexer_topk={max(seq // 4, 1)}"
+            added = "" if path == "model" else "++"  # a kind may not state it
+            hint = f"{added}{key}.indexer_topk={max(seq // 4, 1)}"
+            yield f"{key}.indexer_topk", message, hint

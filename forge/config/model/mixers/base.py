@@ -60,6 +60,11 @@ class Mixer(Section):
     absent: ClassVar[bool] = False
     _target_: str = MISSING
 
+    @property
+    def reads_choice(self) -> bool:
+        """Whether the layer reads the keys that an earlier layer chose."""
+        return False
+
     def tensors(self, layer: LayerShape) -> Iterator[TensorSpec]:
         """Yield the parameters in the module's order, by their names inside of the module."""
         raise NotImplementedError

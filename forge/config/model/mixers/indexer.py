@@ -49,12 +49,23 @@ class Indexed(Section):
         ge=0,
         acts_when=INDEXED,
     )
+    indexer_shared: bool = opt(
+        False,
+        "read the keys chosen by the nearest earlier layer with an indexer, as in GLM 5.2; the "
+        "layer then has none",
+        acts_when=INDEXED,
+    )
     indexer_rope_interleave: bool = opt(
         False,
         "rotate adjacent pairs of an indexer's heads, as in GLM 5; false = pairs half of the "
         "rotated width apart",
         acts_when=INDEXED,
     )
+
+    @property
+    def has_indexer(self) -> bool:
+        """Whether the layer has the parameters of an indexer."""
+        return self.use_indexer and not self.indexer_shared
 
     @property
     def chooses(self) -> bool:
@@ -64,7 +75,7 @@ class Indexed(Section):
     @property
     def learns_to_choose(self) -> bool:
         """Whether the indexer has a loss."""
-        return self.use_indexer and self.indexer_loss_scaling_factor > 0
+        return self.has_indexer and self.indexer_loss_scaling_factor > 0
 
     def read_keys(self, layer: LayerShape, seq_len: int) -> int:
         """Return the number of keys read by attention in a sequence of this length."""
@@ -83,7 +94,7 @@ class Indexed(Section):
         """Return the bytes of a token kept until the backward pass: the mask of its choice, what
         the norm of keys reads, and gradients by queries, keys and weights.
         """
-        mask = numbers.width * numbers.seq_len if self.chooses else 0
+        mask = numbers.width * numbers.seq_len if self.chooses and self.has_indexer else 0
         if not self.learns_to_choose:
             return mask
         heads, width = self.indexer_n_heads, self.indexer_head_dim
@@ -96,7 +107,7 @@ class Indexed(Section):
         latent: width of the latent of queries. of_scores: width of the attention's queries of all
         heads, whose scores are the target.
         """
-        if not self.use_indexer:
+        if not self.has_indexer:
             return 0
         heads, width, seen = self.indexer_n_heads, self.indexer_head_dim, layer.seen(seq_len)
         values = latent * heads * width + layer.dim * (heads + width)

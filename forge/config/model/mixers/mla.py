@@ -48,8 +48,12 @@ class MLA(Indexed, Mixer):
         """Width of a head's queries and keys."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
+    @property
+    def reads_choice(self) -> bool:
+        return self.use_indexer and self.indexer_shared
+
     def cached(self, layer: LayerShape, tp: int) -> int:
-        key = self.indexer_head_dim if self.use_indexer else 0
+        key = self.indexer_head_dim if self.has_indexer else 0
         if self.mla_naive_kvcache:
             return layer.n_heads // tp * (self.qk_head_dim + self.v_head_dim) + key
         return self.kv_lora_rank + self.qk_rope_head_dim + key
@@ -71,7 +75,7 @@ class MLA(Indexed, Mixer):
         key_value_width = self.qk_nope_head_dim + self.v_head_dim
         yield from linear("wkv_b", heads * key_value_width, self.kv_lora_rank, **of_heads)
         yield from linear("wo", dim, heads * self.v_head_dim, part=part, tp=1, residual=True)
-        if self.use_indexer:
+        if self.has_indexer:
             yield from self.indexer_tensors(dim, self.q_lora_rank)
 
     def flops(self, layer: LayerShape, seq_len: int) -> int:

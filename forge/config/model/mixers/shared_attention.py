@@ -1,4 +1,6 @@
-"""Attention to the keys and values of an earlier layer, as in the last layers of Gemma 4 E2B."""
+"""Layers that read what an earlier layer made: its keys and values, as in the last layers of
+Gemma 4 E2B, or the choice of its indexer, as in GLM 5.2.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from forge.config.model.activations import Kept, Numbers
 from forge.config.model.decoder import Decoder
 from forge.config.model.layer import LayerShape
 from forge.config.model.mixers.attention import Attention
+from forge.config.model.mixers.indexer import Indexed
 from forge.config.model.mtp import MTP
 from forge.config.model.skips.hyper_connections import MHC
 from forge.config.model.skips.layer_inputs import PER_LAYER
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 BRANCHED = ("branch_norms", "beside_dense", "num_experts")
 OF_KEYS = ("wk.", "wv.", "k_norm.", "v_norm.", "value_embedding.")
 MADE = ("key_proj", "value_proj")
+CHOICES = "choices of earlier layers"
 
 
 @section
@@ -53,7 +57,9 @@ class SharedAttention(Attention):
 
 
 def lenders(model: Decoder) -> dict[int, int | None]:
-    """Return, for each layer of shared attention, the layer whose keys it reads; None = none."""
+    """Return, for each layer that reads the keys or the choice of another, the number of that
+    layer; None = there is no such layer.
+    """
     last: dict[tuple[object, ...], int] = {}
     read: dict[int, int | None] = {}
     layers = {kind.name: model.of_kind(kind.name) for kind in model.kinds_in()}
@@ -64,7 +70,18 @@ def lenders(model: Decoder) -> dict[int, int | None]:
             read[number] = last.get(shape)
         elif isinstance(layer.mixer, Attention):
             last[shape] = number
+        elif isinstance(layer.mixer, Indexed) and layer.mixer.use_indexer:
+            of_choice = layer.mixer.chooses, layer.mixer.indexer_topk
+            if layer.mixer.has_indexer:
+                last[of_choice] = number
+            else:
+                read[number] = last.get(of_choice)
     return read
+
+
+def shares_choice(model: Decoder, number: int) -> bool:
+    """Whether a layer reads the choice of an earlier layer's indexer."""
+    return model.of_kind(model.kind_of(number).name).mixer.reads_choice
 
 
 @rule("model.shared_attention", "model.mixer", "model.kinds", "model.layers", "model.n_layers")
@@ -73,9 +90,22 @@ def shared_attention(model: Decoder) -> Findings:
     heads of keys and width of heads.
     """
     for number, lender in lenders(model).items():
-        if lender is None:
+        if lender is None and not shares_choice(model, number):
             message = f"layer {number} has shared attention, and no layer before it has such keys."
             yield "model.layers", message, f"model.layers=[default,{model.kind_of(number).name}]"
+            return
+
+
+@rule("model.shared_indexer", "model.mixer", "model.kinds", "model.layers", "model.n_layers")
+def shared_indexer(model: Decoder) -> Findings:
+    """A layer with indexer_shared=true reads what an earlier indexer of equal indexer_topk and
+    indexer_sparse_training chose.
+    """
+    for number, lender in lenders(model).items():
+        if lender is None and shares_choice(model, number):
+            kind = model.kind_of(number).name
+            message = f"layer {number} shares an indexer, and no layer before it has such one."
+            yield "model.layers", message, f"model.layers=[default,{kind}]"
             return
 
 
@@ -97,7 +127,7 @@ def one_stage(model: Decoder, parallel: Parallel) -> Findings:
 def one_stream(model: Decoder) -> Findings:
     """Blocks with keys or inputs from elsewhere have one stream, and predict no further tokens."""
     for option, name in around(model).items():
-        if model.mtp_num_layers:
+        if model.mtp_num_layers and name != CHOICES:
             message = f"layers read {name}, which modules for further tokens do not have."
             yield option, message, f"{MTP}=0"
     if model.is_long and model.mhc_expansion_rate > 1:
@@ -108,7 +138,10 @@ def one_stream(model: Decoder) -> Findings:
 def around(model: Decoder) -> dict[str, str]:
     """Return the options by which layers read further inputs, and the inputs."""
     options = {PER_LAYER: "inputs of their own"} if model.per_layer_input_width else {}
-    return options | ({"model.layers": "keys of earlier layers"} if lenders(model) else {})
+    if not (readers := lenders(model)):
+        return options
+    chosen = any(shares_choice(model, number) for number in readers)
+    return options | {"model.layers": CHOICES if chosen else "keys of earlier layers"}
 
 
 @rule("moe.branch_norms", *(f"model.moe.{name}" for name in BRANCHED), "model.norm_placement")

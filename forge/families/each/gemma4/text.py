@@ -60,6 +60,8 @@ class Gemma4(Gemma):
     outside = OUTSIDE | INPUTS
     block = Gemma3.block | NORMS | BRANCHES | DENSE | LAYERS
     turns_by_kind = True
+    window: ClassVar[int] = 512
+    """Window of a config.json without one."""
     partial_rotary = True
     absent: ClassVar[dict[str, Any]] = {"num_key_value_heads": 4, "head_dim": 256}
     absent |= {"hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144}
@@ -82,7 +84,7 @@ class Gemma4(Gemma):
         usual = [FULL if layer % 6 == 5 else SLIDING for layer in range(count)]
         types = patterns.read_types(keys, options["n_layers"], usual)
         types[-1:] = [FULL]  # transformers makes it so
-        options |= {"moe": experts} if (experts := read_branches(keys)) else {}
+        options |= {"moe": experts} if (experts := self.branches(keys)) else {}
         return options | self.kinds(keys, types, options)
 
     def inputs(self, keys: Keys, vocab: int | None) -> int:
@@ -92,6 +94,10 @@ class Gemma4(Gemma):
         if width and rows != vocab:
             keys.faults.append(f"vocab_size_per_layer_input={rows}: forge has {vocab} rows there")
         return width
+
+    def branches(self, keys: Keys) -> dict[str, Any]:
+        """Read the options of experts, none without them."""
+        return read_branches(keys)
 
     def kinds(self, keys: Keys, types: list[str], options: dict[str, Any]) -> dict[str, Any]:
         """Return the options of each kind of layers."""
@@ -109,7 +115,7 @@ class Gemma4(Gemma):
             turned = stated.get(kind, usual)
             of_kind |= rope.of_parameters(keys, turned, theta=theta, longest=longest)
             by_kind[kind] = of_kind
-        by_kind[SLIDING]["sliding_window_size"] = keys.number("sliding_window", default=512)
+        by_kind[SLIDING]["sliding_window_size"] = keys.number("sliding_window", default=self.window)
         by_kind[FULL] |= of_full
         first = len(types) - shared
         if shared and set(types[:first]) != set(types):
@@ -137,7 +143,7 @@ class Gemma4(Gemma):
         config["attention_k_eq_v"] = full.share_kv_projections
         of_values = full.kv_heads if full.share_kv_projections else None
         config["num_global_key_value_heads"] = of_values
-        config["sliding_window"] = patterns.window_of(section) or 512
+        config["sliding_window"] = patterns.window_of(section) or self.window
         config["final_logit_softcapping"] = section.final_logits_soft_cap or None
         config |= {"hidden_size_per_layer_input": section.per_layer_input_width}
         config |= {"vocab_size_per_layer_input": section.vocab_size, "layer_types": types}

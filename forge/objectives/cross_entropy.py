@@ -46,8 +46,7 @@ def cross_entropy(
     if weights is not None:
         weights = weights.flatten().to(losses.dtype)
         losses = losses * weights
-    ce = losses if reduction == "sum" else losses.sum()
-    zero = ce.new_zeros(())
+    ce, zero = losses if reduction == "sum" else losses.sum(), losses.new_zeros(())
     parts = losses.detach() if each else zero
     if z_loss_weight == 0 and smoothing == 0:
         return CrossEntropySums(ce, ce.detach(), zero, parts, zero)

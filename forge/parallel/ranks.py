@@ -65,8 +65,6 @@ class Ranks:
         # https://github.com/pytorch/pytorch/issues/189690
         wait = device.type != "cuda"
         moved = {name: tensor.to(device, non_blocking=not wait) for name, tensor in batch.items()}
-        if self.mesh is None or self.mesh.parallel.cp == 1:
-            return moved
         cut = {name: self.own_part(moved[name]) for name in along_sequence if name in moved}
         return moved | cut
 

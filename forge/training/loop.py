@@ -55,7 +55,7 @@ class TrainState:
         unread, self.unread = self.unread, []
         skips = [output.skipped for _, output in unread]
         # One transfer from the device for all flags.
-        flags = torch.stack(skips).tolist() if len(skips) > 1 else [skips[0].item()]
+        flags = torch.stack(skips).tolist() if len(skips) > 1 else [bool(skips[0])]
         for (step, output), skipped in zip(unread, flags, strict=True):
             self.skipped += skipped
             if not output.n_targets:  # no loss to judge as finite or not

@@ -44,8 +44,7 @@ class Trackers:
             except Exception as error:
                 _warn(name, error)
         # Asked once: a protocol of Python 3.11 takes longer than moving the bar.
-        bar = self._active.get(CONSOLE)
-        self._bar = bar if isinstance(bar, Steps) else None
+        self._bar = bar if isinstance(bar := self._active.get(CONSOLE), Steps) else None
         return self
 
     def log(self, step: int, values: dict[str, float]) -> None:

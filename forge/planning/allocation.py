@@ -12,11 +12,14 @@ from forge.config.sbatch import key_faults
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """Number of nodes, and of ranks and GPUs on each: one GPU a rank, or none."""
+    """Number of nodes, and of ranks and GPUs on each: one GPU a rank, or none. least_nodes: for a
+    start on fewer.
+    """
 
     nodes: int
     tasks_per_node: int
     gpus_per_node: int
+    least_nodes: int | None = None
 
 
 def allocation(section: Slurm | Manifest, world: int) -> Allocation | Problem:

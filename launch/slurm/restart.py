@@ -17,6 +17,7 @@ from typing import Any
 
 from forge.config.launch import Slurm
 from forge.config.problems import REFUSED
+from forge.config.run import least_ranks
 from forge.launch.local.restarts import STUCK
 from forge.launch.slurm import queue
 from forge.launch.slurm.script import START
@@ -59,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         fields = queue.job_fields(job)
         why_not = _final(run_dir, fields, code, most)
-        why_not = why_not or _queue_again(run_dir, job, fields, paths.stdout, most)
+        least = least_ranks(config.run)
+        why_not = why_not or _queue_again(run_dir, job, fields, paths.stdout, most, least)
     except queue.NoAnswer as error:
         why_not = error.problems[0].what
     if not why_not:
@@ -87,15 +89,20 @@ def _final(run_dir: Path, fields: dict[str, str], code: int, most: int) -> str:
     return in_vain if stuck >= STUCK else ""
 
 
-def _queue_again(run_dir: Path, job: str, fields: dict[str, str], log: Path, most: int) -> str:
-    """Queue the job again, without the node of a rank that died; returns why it is not."""
+def _queue_again(
+    run_dir: Path, job: str, fields: dict[str, str], log: Path, most: int, least: int = 0
+) -> str:
+    """Queue the job again, without the node of a rank that died; returns why it is not. least:
+    ranks of a start, 0 = all.
+    """
     death = cause_of_death(run_dir, log, fields)
     given = fields.get("ExcNodeList", "")
     excluded = [] if given in queue.NO_REASON else [given]
     without = ""
-    if death.node and _other_nodes(fields, {death.node, *_names(",".join(excluded))}) < int(
-        fields["NumNodes"]
-    ):
+    nodes = int(fields["NumNodes"])
+    if least:
+        nodes = min(-(-least // max(_ranks(nodes) // nodes, 1)), nodes)
+    if death.node and _other_nodes(fields, {death.node, *_names(",".join(excluded))}) < nodes:
         without = f", {death.node} included: there are no nodes in its place"
     elif death.node:
         excluded.append(death.node)
@@ -153,9 +160,13 @@ def starts_in_vain(steps: Iterable[int]) -> tuple[int, int]:
 def _node_of(rank: int, fields: dict[str, str]) -> str | None:
     """The node of a rank, with as many ranks on each."""
     nodes = _names(fields.get("NodeList", ""))
-    tasks = int(os.environ.get("SLURM_NTASKS", len(nodes)))
-    per_node = max(tasks // max(len(nodes), 1), 1)
+    per_node = max(_ranks(len(nodes)) // max(len(nodes), 1), 1)
     return nodes[rank // per_node] if rank // per_node < len(nodes) else None
+
+
+def _ranks(nodes: int) -> int:
+    """The ranks of this start; one a node where Slurm does not say."""
+    return int(os.environ.get("SLURM_NTASKS", nodes))
 
 
 def _names(nodes: str) -> list[str]:

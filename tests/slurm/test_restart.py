@@ -108,6 +108,19 @@ def test_the_job_goes_back_to_the_queue_without_the_node(
     assert (row["event"], row["reached"]) == ("restart", -1)
 
 
+def test_an_elastic_job_goes_on_without_a_node_in_its_place(
+    tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes of four ranks each: four ranks may go on, and five may not."""
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    asked = commands("n1 idle\\nn2 mix\\n")
+    log = output(tmp_path, "srun: error: n2: task 5: Killed")
+    for least in (5, 4):
+        assert restart._queue_again(tmp_path, "7", FIELDS, log, 3, least) == ""
+    requeue = "requeue 7"
+    assert asked.read_text().splitlines() == [requeue, requeue, "update JobId=7 ExcNodeList=n2"]
+
+
 def test_when_the_run_is_not_started_again(tmp_path: Path) -> None:
     rows = [{"event": "restart", "reached": step} for step in (4, 4, 3)]
     (tmp_path / "attempts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows[:2]))
@@ -133,5 +146,9 @@ def test_the_script_of_a_job_that_may_be_started_again(tmp_path: Path) -> None:
     assert 'echo "start of job $SLURM_JOB_ID, after ${SLURM_RESTART_COUNT:-0} others"' in lines
     assert lines[-1].startswith("code=$?; ((code == 0)) || exec ")
     assert lines[-1].endswith(f" -m forge.launch.slurm.restart '{tmp_path}/my jobs' \"$code\"")
+    (elastic,) = jobs.scripts(
+        [(tmp_path / "run", 8)], Slurm(gpus_per_node=2), name="run", folder=tmp_path, least=3
+    )
+    assert "#SBATCH --nodes=2-4" in elastic.splitlines()
     (without,) = jobs.scripts(points, Slurm(), name="run", folder=tmp_path / "my jobs")
     assert "restart" not in without

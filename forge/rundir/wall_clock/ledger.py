@@ -18,7 +18,7 @@ from typing import Any
 
 from forge.rundir.files import append_row, read_object
 from forge.rundir.signs import last_sign
-from forge.rundir.wall_clock.starts import ROWS, append_event, launched
+from forge.rundir.wall_clock.starts import COMMAND, ROWS, agent_cause, append_event, launched
 
 RECORD = "ledger.json"
 SIZE = 1024  # bytes of the record: one length, so that it can be written in place
@@ -44,6 +44,8 @@ class Ledger:
     def open(cls, run_dir: Path) -> Ledger:
         """The ledger of this start; the record of the start before becomes a row."""
         ledger = cls(run_dir, *launched())
+        if ledger.cause == COMMAND:
+            ledger.cause = cause_of_command(run_dir)
         with suppress(OSError):
             if (record := read_record(run_dir)) is not None:
                 record["time"] = max(record["time"], last_sign(run_dir))
@@ -136,6 +138,11 @@ class Ledger:
 
     def _rounded(self) -> dict[str, float]:
         return {name: round(value, 4) for name, value in self.seconds.items()}
+
+
+def cause_of_command(run_dir: Path) -> str:
+    """The cause of a start that no restart of forge's explains: by torchrun, or by a command."""
+    return agent_cause((read_record(run_dir) or {}).get("time"))
 
 
 def read_record(run_dir: Path) -> dict[str, Any] | None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from forge.config.launch import Manifest, Slurm, Submitit
-from forge.config.run import least_ranks
 from forge.launch.manifests import submit
 from forge.launch.slurm import jobs as slurm
 from forge.launch.slurm import queue, submitit_local
@@ -34,11 +33,10 @@ def check_run(resolution: Resolution) -> str | None:
     if not isinstance(section, Slurm):
         return None
     path = Path(run.dir) if run.dir else Path(run.root) / "<run directory>"
-    point, folder = (path, resolution.world.size), path / FOLDER
-    options = {"name": _name(resolution), "folder": folder, "least": least_ranks(run)}
+    point, name, folder = (path, resolution.world.size), _name(resolution), path / FOLDER
     if section.dry_run:
-        return "\n".join(slurm.scripts([point], section, **options))
-    return slurm.check_accepted([point], section, **options)
+        return "\n".join(slurm.scripts([point], section, name=name, folder=folder))
+    return slurm.check_accepted([point], section, name=name, folder=folder)
 
 
 def start_run(run_dir: Path, resolution: Resolution) -> int:
@@ -49,8 +47,8 @@ def start_run(run_dir: Path, resolution: Resolution) -> int:
     if isinstance(section, Manifest):
         return submit.submit_run(run_dir, resolution, name=name)
     assert isinstance(section, Submitit)
-    points, least = [(run_dir, resolution.world)], least_ranks(resolution.config.run)
-    (job,), local_jobs = _submit(section, points, name, run_dir / FOLDER, trust, least)
+    points = [(run_dir, resolution.world)]
+    (job,), local_jobs = _submit(section, points, name, run_dir / FOLDER, trust)
     path = short(run_dir)
     print_line(
         f"submitted: job {job}   (python -m forge.status {path}; python -m forge.cancel {path})"
@@ -74,18 +72,16 @@ def submit_sweep(sweep: Command) -> int:
     section, path = sweep.planned[0].resolution.config.launch, sweep.directory.path
     assert isinstance(section, Submitit)
     name, folder = path.name, path / FOLDER
-    least = least_ranks(sweep.planned[0].resolution.config.run)
     if isinstance(section, Slurm):
         new = sweep.to_start()
-        options = {"name": name, "folder": folder, "least": least}
         sizes = [(folder / str(n), planned.resolution.world.size) for n, planned in enumerate(new)]
         if section.dry_run:
             labels = [planned.combination.label for planned in new]
-            print("\n".join(slurm.scripts(sizes, section, labels=labels, **options)))
+            print("\n".join(slurm.scripts(sizes, section, name=name, folder=folder, labels=labels)))
             print(f"# {len(new)} of {len(sweep.planned)} points would be submitted")
             return 0
         if new:
-            slurm.check_accepted(sizes, section, **options)
+            slurm.check_accepted(sizes, section, name=name, folder=folder)
     with sweep.open():
         sweep.announce()
         due, trust = sweep.due, dict[str, None]()
@@ -93,7 +89,7 @@ def submit_sweep(sweep: Command) -> int:
             sweep.prepare(entry)
             trust |= dict.fromkeys(entry.planned.resolution.config.run.trust)
         points = [(entry.point.path, entry.planned.resolution.world) for entry in due]
-        ids, local_jobs = _submit(section, points, name, folder, list(trust), least)
+        ids, local_jobs = _submit(section, points, name, folder, list(trust))
         cluster = "slurm" if isinstance(section, Slurm) else "local"
         for entry, job in zip(due, ids, strict=True):
             sweep.directory.note("submitted", entry.point.number, job=job, cluster=cluster)
@@ -144,13 +140,11 @@ def _submit(
     name: str,
     folder: Path,
     trust: Sequence[str],
-    least: int,
 ) -> tuple[list[str], list[Any]]:
     """The ids of the jobs of run directories; also the jobs of submitit on this machine."""
     if isinstance(section, Slurm):
         sizes = [(path, world.size) for path, world in points]
-        options = {"name": name, "folder": folder, "trust": trust, "least": least}
-        return slurm.submit_jobs(sizes, section, **options), []
+        return slurm.submit_jobs(sizes, section, name=name, folder=folder, trust=trust), []
     jobs = submitit_local.submit_locally(points, name=name, folder=folder, trust=trust)
     return [str(job.job_id) for job in jobs], jobs
 

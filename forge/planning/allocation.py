@@ -12,14 +12,11 @@ from forge.config.sbatch import key_faults
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """Number of nodes, and of ranks and GPUs on each: one GPU a rank, or none. least_nodes: for a
-    start on fewer.
-    """
+    """Number of nodes, and of ranks and GPUs on each: one GPU a rank, or none."""
 
     nodes: int
     tasks_per_node: int
     gpus_per_node: int
-    least_nodes: int | None = None
 
 
 def allocation(section: Slurm | Manifest, world: int) -> Allocation | Problem:

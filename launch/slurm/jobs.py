@@ -45,21 +45,15 @@ class NotSubmitted(ConfigError):
 
 
 def scripts(
-    points: Points,
-    section: Slurm,
-    *,
-    name: str,
-    folder: Path,
-    labels: Sequence[str] = (),
-    least: int = 0,
+    points: Points, section: Slurm, *, name: str, folder: Path, labels: Sequence[str] = ()
 ) -> list[str]:
     """The scripts of `submit_jobs` for sbatch, one script an array; needs no Slurm. With sbatch on
     this machine, the answer of `sbatch --test-only` goes to stderr; for a refused script all
     scripts are printed before ConfigError is raised. labels: of the points, listed below their
-    script. least: ranks that a start needs; 0 = all.
+    script.
     """
     texts, problems = [], []
-    for group in _groups(points, section, least):
+    for group in _groups(points, section):
         script = sbatch_text(section, group, name=name, folder=folder)
         elements = enumerate(group.members) if labels else ()
         texts += [script, *(f"# element {n}: {labels[index]}" for n, index in elements)]
@@ -80,9 +74,7 @@ def scripts(
     return texts
 
 
-def check_accepted(
-    points: Points, section: Slurm, *, name: str, folder: Path, least: int = 0
-) -> None:
+def check_accepted(points: Points, section: Slurm, *, name: str, folder: Path) -> None:
     """Ask Slurm to accept the jobs, before anything is written. Raises ConfigError for a refused
     job, also for a run already in the queue.
     """
@@ -98,7 +90,7 @@ def check_accepted(
         [],
         "launch.dry_run=true prints what it is given; forge.check plan.device=h100 plans it",
     )
-    for group in _groups(points, section, least):
+    for group in _groups(points, section):
         code, words = _tried(sbatch_text(section, group, name=name, folder=folder), section)
         problems += [_refused(group, words, hint)] if code else []
     if problems:
@@ -106,19 +98,13 @@ def check_accepted(
 
 
 def submit_jobs(
-    points: Points,
-    section: Slurm,
-    *,
-    name: str,
-    folder: Path,
-    trust: Sequence[str] = (),
-    least: int = 0,
+    points: Points, section: Slurm, *, name: str, folder: Path, trust: Sequence[str] = ()
 ) -> list[str]:
     """Give the runs to Slurm and return the job of each: 123, or 123_4 for an element of an array.
     Each run directory keeps its job in job.json. folder: for scripts and output. Raises
     NotSubmitted, and ConfigError, also for a run already in the queue.
     """
-    groups = _groups(points, section, least)
+    groups = _groups(points, section)
     _refuse_queued(points)
     folder.mkdir(parents=True, exist_ok=True)
     jobs: dict[int, str] = {}
@@ -149,9 +135,9 @@ def _last(run_dir: Path) -> dict[str, str]:
         return {}
 
 
-def _groups(points: Points, section: Slurm, least: int) -> list[Group]:
+def _groups(points: Points, section: Slurm) -> list[Group]:
     most = queue.largest_array() if len(points) > 1 else None
-    return grouped([world for _, world in points], section, most, least)
+    return grouped([world for _, world in points], section, most=most)
 
 
 def _refuse_queued(points: Points) -> None:

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +35,13 @@ class Group:
     members: tuple[int, ...]
 
 
-def grouped(
-    worlds: Sequence[int], section: Slurm, most: int | None = None, least: int = 0
-) -> list[Group]:
-    """Groups of at most `most` points, in the order of the first of each. Raises ConfigError.
-
-    least: ranks that a start needs; 0 = all.
-    """
+def grouped(worlds: Sequence[int], section: Slurm, most: int | None = None) -> list[Group]:
+    """Groups of at most `most` points, in the order of the first of each. Raises ConfigError."""
     problems: list[Problem] = [*allocation_faults(section), *incomplete(section.setup)]
     groups: dict[Allocation, list[int]] = {}
     for index, world in enumerate(worlds):
         needs_or_problem = allocation(section, world)
         if isinstance(needs_or_problem, Allocation):
-            if (nodes := -(-least // needs_or_problem.tasks_per_node)) and least < world:
-                needs_or_problem = replace(needs_or_problem, least_nodes=nodes)
             groups.setdefault(needs_or_problem, []).append(index)
         elif needs_or_problem not in problems:
             problems.append(needs_or_problem)
@@ -73,7 +66,6 @@ def submitit_parameters(
     cpus, gpus = section.cpus_per_task, needs.gpus_per_node or None
     requeue = "requeue" if section.max_requeues or section.max_restarts else "no_requeue"
     mark, end = ([MARK], [script_end(folder)]) if section.max_restarts else ([], None)
-    fewer = {"nodes": f"{needs.least_nodes}-{needs.nodes}"} if needs.least_nodes else {}
     srun = ["--kill-on-bad-exit=1", "--export=ALL", *([f"--cpus-per-task={cpus}"] if cpus else [])]
     return {
         "job_name": " ".join(name.split()),  # a line break would begin a line of the script
@@ -95,7 +87,7 @@ def submitit_parameters(
         "stderr_to_stdout": True,
         "array_parallelism": section.array_parallelism or ALL,
         "wckey": None,
-        "additional_parameters": {requeue: True, **fewer, **given(section)},
+        "additional_parameters": {requeue: True, **given(section)},
     }
 
 

@@ -17,7 +17,6 @@ from one_box import NODES, OneBox
 
 from forge import cli
 from forge.config.launch import Slurm
-from forge.config.run import least_ranks
 from forge.launch.slurm import jobs as slurm
 from forge.launch.slurm import queue
 from forge.launch.slurm.restart import START
@@ -70,13 +69,9 @@ def submit(tmp_path: Path, text_file: Path, one_box_slurm: OneBox) -> Iterator[S
         section = resolution.config.launch
         assert isinstance(section, Slurm)
         point = (path, resolution.world.size)
+        trust = ["pace.", "trouble.", "kill_double."]
         (job,) = slurm.submit_jobs(
-            [point],
-            section,
-            name=name,
-            folder=tmp_path / "jobs",
-            trust=["pace.", "trouble.", "kill_double."],
-            least=least_ranks(resolution.config.run),
+            [point], section, name=name, folder=tmp_path / "jobs", trust=trust
         )
         submitted.append(job)
         return Run(path=path, job=job)
@@ -136,6 +131,7 @@ def test_a_job_goes_on_on_the_node_that_is_left(submit: Submit) -> None:
     (restart,), fields = run.rows("restart"), queue.job_fields(run.job)
     assert restart["excluded"] == [fields["ExcNodeList"]]
     assert {fields["NodeList"], fields["ExcNodeList"]} == {*NODES}
+    assert "queueing the job again, without node" in run.printed()
     assert "laid out over 1 rank, as Slurm has started the job" in run.printed()
     assert [row["config"] for row in run.rows("start")] == ["config.yaml", "config.2.yaml"]
     expected = undisturbed(submit, *apart)

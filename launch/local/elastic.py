@@ -6,6 +6,7 @@ a number over, and the layout follows (`words_for_ranks`, `fit_run`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -24,6 +25,8 @@ from forge.rundir import directory, saved_config, versions
 from forge.rundir.saved_config import CONFIG, is_run
 
 LAID = ("run.num_processes", "parallel.dp_replicate", "parallel.dp_shard")
+SHARES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Variable of torchrun: with 1 each round of ranks has a store to itself."""
 FIXED = ("tp", "pp", "cp", "ep")
 BATCH = ("train.batch_size", "train.global_batch_size")
 
@@ -87,6 +90,10 @@ def words_for_ranks(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -
     if composition.problems:
         return words  # resolving reports the problems
     config = composition.typed()
+    if config.run.elastic and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        message = "torchrun keeps one store, where ranks that come later read what earlier ones left."
+        hint = f"export {SHARES}=1 before torchrun, on every host"
+        raise refusal("run.elastic", message, hint)
     place = Path(config.run.dir or "")
     if not (config.run.elastic and config.run.dir and is_run(place)):
         return words

@@ -89,6 +89,16 @@ def test_ranks_that_share_no_batch_are_refused(
     assert "a restart by another launcher goes on in a directory" in capsys.readouterr().err
 
 
+def test_torchrun_with_one_store_for_all_rounds(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks(2)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    with pytest.raises(ConfigError, match="export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 before"):
+        words_for_ranks([*WORDS, "run.dir=mine"])
+    assert words_for_ranks(TINY) == TINY
+
+
 def test_a_task_of_slurm_lays_its_run_out(
     tmp_path: Path, ranks: Ranks, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -92,7 +92,7 @@ def words_for_ranks(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -
     config = composition.typed()
     if config.run.elastic and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         message = "torchrun keeps one store, where ranks that come later read what earlier ones left."
-        hint = f"export {SHARES}=1 before torchrun, on every host"
+        hint = f"export {SHARES}=1 before torchrun, with --rdzv-backend=c10d, on every host"
         raise refusal("run.elastic", message, hint)
     place = Path(config.run.dir or "")
     if not (config.run.elastic and config.run.dir and is_run(place)):

@@ -18,9 +18,9 @@ from forge.compose.portable import portable
 from forge.config.problems import ConfigError, quoted, refusal
 from forge.config.root import Config
 from forge.config.run import elastic_bounds
+from forge.planning.launcher_environment import launcher_environment
 from forge.planning.world import ranks_of
 from forge.resolve.resolve import Resolution
-from forge.planning.launcher_environment import launcher_environment
 from forge.rundir import directory, saved_config, versions
 from forge.rundir.saved_config import CONFIG, is_run
 
@@ -91,7 +91,9 @@ def words_for_ranks(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -
         return words  # resolving reports the problems
     config = composition.typed()
     if config.run.elastic and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        message = "torchrun keeps one store, where ranks that come later read what earlier ones left."
+        message = (
+            "torchrun keeps one store, where ranks that come later read what earlier ones left."
+        )
         hint = f"export {SHARES}=1 before torchrun, with --rdzv-backend=c10d, on every host"
         raise refusal("run.elastic", message, hint)
     place = Path(config.run.dir or "")

@@ -74,7 +74,6 @@ class Rank:
         return 0
 
 
-
 def rank_environment() -> dict[str, str]:
     """The variables of torch.distributed for this task. launch.setup may have set the rendezvous
     address.

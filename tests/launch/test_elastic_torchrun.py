@@ -1,9 +1,10 @@
-"""An elastic run under torchrun: two nodes, then one, then two again, with nobody typing a thing."""
+"""An elastic run under torchrun: two nodes, then one, then two again; nobody types a thing."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -33,6 +34,11 @@ def steps_of(run: Path) -> int:
     return len(read_rows(run / "metrics.jsonl")) if (run / "metrics.jsonl").exists() else 0
 
 
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("localhost", port)) == 0
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
     while not condition():
@@ -54,7 +60,8 @@ def test_two_nodes_then_one_then_two(text_file: Path, tmp_path: Path) -> None:
     subprocess.run([*train, *single], check=True, timeout=PATIENCE, env=env, capture_output=True)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2"]
     torchrun += ["--nproc-per-node=1", "--max-restarts=5", "--rdzv-backend=c10d", "--rdzv-id=run"]
-    torchrun += [f"--rdzv-endpoint=localhost:{free_port()}", f"--rdzv-conf={ROUNDS}"]
+    port = free_port()
+    torchrun += [f"--rdzv-endpoint=localhost:{port}", f"--rdzv-conf={ROUNDS}"]
     command = [*torchrun, "-m", "forge.train", *words, "run.elastic=1:2", f"run.dir={run}"]
     nodes: list[subprocess.Popen[bytes]] = []
 
@@ -67,6 +74,7 @@ def test_two_nodes_then_one_then_two(text_file: Path, tmp_path: Path) -> None:
 
     try:
         node()
+        wait_until(lambda: listens(port))  # the first node has the store of them all
         node()
         wait_until(lambda: steps_of(run) >= 20)
         os.killpg(nodes[1].pid, signal.SIGKILL)

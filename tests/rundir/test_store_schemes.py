@@ -8,7 +8,7 @@ import importlib.machinery
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -73,10 +73,12 @@ def test_files_in_a_store_of_a_scheme(
 
     class InMemory(MemoryFileSystem):
         protocol = scheme
-        store: dict[str, Any] = {}
-        pseudo_dirs = [""]
+        store: ClassVar[dict[str, Any]] = {}
+        pseudo_dirs: ClassVar[list[str]] = [""]
 
-    monkeypatch.setattr(places, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
+    monkeypatch.setattr(
+        places, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None)
+    )
     monkeypatch.setitem(registered(), scheme, InMemory)
     store = Store(f"{scheme}://bucket/runs")
     store.probe()

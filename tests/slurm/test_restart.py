@@ -157,7 +157,10 @@ def test_the_script_of_a_job_that_may_be_started_again(tmp_path: Path) -> None:
     lines = script.splitlines()
     assert "#SBATCH --requeue" in lines
     assert 'echo "start of job $SLURM_JOB_ID, after ${SLURM_RESTART_COUNT:-0} others"' in lines
-    assert "export SLURM_NTASKS=$((SLURM_JOB_NUM_NODES * 1)); export SLURM_NPROCS=$SLURM_NTASKS" in lines
+    assert (
+        "export SLURM_NTASKS=$((SLURM_JOB_NUM_NODES * 1)); export SLURM_NPROCS=$SLURM_NTASKS"
+        in lines
+    )
     assert lines[-1].startswith("code=$?; ((code == 0)) || exec ")
     assert lines[-1].endswith(f" -m forge.launch.slurm.restart '{tmp_path}/my jobs' \"$code\"")
     (without,) = jobs.scripts(points, Slurm(), name="run", folder=tmp_path / "my jobs")

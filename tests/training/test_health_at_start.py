@@ -12,12 +12,11 @@ import torch
 from helpers.ranks import on_ranks
 
 from forge.parallel.ranks import Ranks
-from forge.training.health import at_start
 from forge.training.health.at_start import check_start, device_fault, disagreement, no_room
 
 
 def test_a_device_that_computes_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product of whole numbers is exact, so that one wrong bit shows; so does a device's error."""
+    """A product of whole numbers is exact, so one wrong bit shows; so does a device's error."""
     assert device_fault(torch.device("cpu")) == ""
     multiply = torch.Tensor.__matmul__
 

@@ -189,7 +189,8 @@ def _of_this_restart(store: Store) -> Store:
         return store
     import torch.distributed as dist
 
-    return dist.PrefixStore(f"forge/restart_{restarts}", store)
+    prefix = f"forge/restart_{restarts}"
+    return dist.PrefixStore(prefix, store)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _connect(seconds: float) -> Store:

@@ -107,9 +107,9 @@ def words_for_ranks(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -
 
 def fit_run(run_dir: Path, ranks: int, trust: Sequence[str] = ()) -> None:
     """Put the layout over so many ranks in force. Raises ConfigError, also without run.elastic."""
-    words = _laid_out(_in_force(run_dir), run_dir, ranks, trust)
-    others = [word for word in words if word.partition("=")[0] != "run.dir"]
-    composition, resolution = resolved([*others, f"run.dir={quoted(str(run_dir))}"])
+    laid_out = _laid_out(_in_force(run_dir), run_dir, ranks, trust)
+    words = [word for word in laid_out if word.partition("=")[0] != "run.dir"]
+    composition, resolution = resolved([*words, f"run.dir={quoted(str(run_dir))}"])
     overrides = portable(composition.overrides, (), resolution.config)
     directory.go_on(run_dir, resolution, overrides=overrides)
 

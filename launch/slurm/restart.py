@@ -109,14 +109,14 @@ def _queue_again(
     nodes, without, (least, full) = int(fields["NumNodes"]), "", ranks
     per_node = max(_ranks(nodes) // nodes, 1)
     bad = {death.node} if death.node else set()
-    others = _other_nodes(fields, {*bad, *_names(",".join(excluded))}) if bad or least else nodes
-    if death.node and others < (-(-least // per_node) or nodes):
+    usable = _other_nodes(fields, {*bad, *_names(",".join(excluded))}) if bad or least else nodes
+    if death.node and usable < (-(-least // per_node) or nodes):
         without = f", {death.node} included: there are no nodes in its place"
     elif death.node:
         excluded.append(death.node)
         without = f", without node {death.node}"
-    wanted = min(others, full // per_node) if least else nodes
-    count = wanted if wanted * per_node >= least else nodes
+    target = min(usable, full // per_node) if least else nodes
+    count = target if target * per_node >= least else nodes
     without += f", on {counted(count, 'node')}" if count != nodes else ""
     number = f"restart {len(_restarts(run_dir)) + 1} of launch.max_restarts={most}"
     _say(f"{death.cause}; queueing the job again{without} ({number})")

@@ -51,7 +51,7 @@ def test_two_nodes_then_one_then_two(text_file: Path, tmp_path: Path) -> None:
     """A node is killed with all its processes; later another comes. Same samples, and the loss of
     each step is that of a run left alone, within 1e-5.
     """
-    folder = str(Path(elastic_ranks.__file__).parent)
+    folder = str(Path(str(elastic_ranks.__file__)).parent)
     paths = filter(None, [folder, os.environ.get("PYTHONPATH")])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), SHARES: "1"}
     words, run, alone = [*WORDS, f"data.path={text_file}"], tmp_path / "run", tmp_path / "alone"

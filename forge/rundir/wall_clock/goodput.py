@@ -25,7 +25,7 @@ MEANINGS = {
     "evaluation": "evaluation, tasks and samples",
     "end": "after the last step, until the processes are gone",
     "lost": "work after the last save of a start that died, made again by the next start",
-    "restart": "starts after the first, and the time before one that nobody asked for, queued or not",
+    "restart": "starts after the first, and the time before one nobody asked for, queued or not",
     "idle": "nobody at work on the run",
 }
 USEFUL = ("step", "rollout")

@@ -129,8 +129,7 @@ def add_up(starts: Sequence[Start], submissions: Iterable[float]) -> Goodput:
         record = start.record
         began = max(record["began"], clock)
         submitted = next((when for when in asked if clock <= when <= began), None)
-        again = record["cause"] == RESTART or (record["cause"] == REQUEUE and number)
-        if again:
+        if record["cause"] == RESTART or (record["cause"] == REQUEUE and number):
             total["restart"] += began - clock
         elif record["cause"] == COMMAND:
             submitted = began if submitted is None else submitted

@@ -86,15 +86,15 @@ def check_room(config: Config, run_dir: Path, model: nn.Module, ranks: Ranks) ->
     """
     if not config.checkpoint.enabled:
         return
-    trained = (each for each in model.parameters() if each.requires_grad)
-    needed = sum(each.numel() * each.element_size() for each in trained)
+    trained = (weight for weight in model.parameters() if weight.requires_grad)
+    needed = sum(weight.numel() * weight.element_size() for weight in trained)
     if fault := ranks.from_main(no_room(run_dir / config.checkpoint.dir, needed)):
         raise ValueError(fault)
 
 
 def no_room(folder: Path, needed: int) -> str:
     """Why a checkpoint of at least so many bytes cannot be saved in a folder; else empty."""
-    place = next(each for each in (folder, *folder.parents) if each.exists())
+    place = next(parent for parent in (folder, *folder.parents) if parent.exists())
     try:
         free = shutil.disk_usage(place).free
     except OSError:

@@ -27,6 +27,7 @@ from forge.config.data import budget
 from forge.config.places import is_remote
 from forge.config.problems import COMMAND_LINE, ConfigError, quoted, refusal
 from forge.config.root import Config
+from forge.launch.local.elastic import words_for_ranks
 from forge.rundir import directory, saved_config, versions
 from forge.rundir.directory import Place, path_of
 from forge.rundir.saved_config import to_plain
@@ -92,7 +93,8 @@ def _resolved(
         if text.lstrip("+").startswith("run.dir="):
             message = f"it is the run in {place} that goes on, in its own directory."
             raise refusal(text, message, "leave it out", COMMAND_LINE)
-    composition, resolution = cli.resolved(overrides_of(place, typed), config_dirs)
+    words = words_for_ranks(overrides_of(place, typed), config_dirs)
+    composition, resolution = cli.resolved(words, config_dirs)
     _check_reach(place, typed, config_dirs, composition.tree, resolution.config)
     return resolution, composition.overrides
 

@@ -93,7 +93,12 @@ def _main(options, rendezvous: Rendezvous | None) -> int:
         return _sweep(options, rendezvous)
     from forge.run import launch  # imported late: --cfg does without the launcher's imports
 
-    composition, resolution = cli.resolve_single_run(options.overrides, options.config_dir)
+    words = options.overrides
+    if launcher_environment() is not None:
+        from forge.launch.local.elastic import words_for_ranks
+
+        words = words_for_ranks(words, options.config_dir)
+    composition, resolution = cli.resolve_single_run(words, options.config_dir)
     return launch(resolution, composition.overrides, options.config_dir, rendezvous=rendezvous).code
 
 

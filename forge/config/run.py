@@ -10,12 +10,23 @@ OWN_RANKS = Condition(
 )
 
 
+ELASTIC = Condition(
+    lambda config, ranks: config.launch.schema_name in ("local", "slurm") and not config.run.inline,
+    "under this launcher, which has a fixed number of ranks, or with run.inline=true",
+)
+
+
 def elastic_bounds(text: str | None) -> tuple[int, int]:
     """The least and the most ranks of run.elastic. Raises ValueError."""
     least, colon, most = (text or "").partition(":")
     if not (colon and least.isdecimal() and most.isdecimal()):
         raise ValueError("two numbers of ranks, as 2:8")
     return int(least), int(most)
+
+
+def least_ranks(run: Run) -> int:
+    """The ranks that a start needs, by run.elastic; 0 = all."""
+    return elastic_bounds(run.elastic)[0] if run.elastic else 0
 
 
 @section
@@ -55,7 +66,7 @@ class Run(Section):
         None,
         "least and most ranks of a restart, as 2:8: killed ranks are left out, at the same batch",
         verbatim=True,
-        acts_when=OWN_RANKS,
+        acts_when=ELASTIC,
     )
     elastic_retry_minutes: float = opt(
         10.0,

@@ -182,6 +182,17 @@ def _world_size() -> int:
     return int(os.environ["WORLD_SIZE"])
 
 
+def _of_this_restart(store: Store) -> Store:
+    """A part of torchrun's store for this restart: the store has the keys of earlier ones too."""
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or restarts == "0":
+        return store
+    import torch.distributed as dist
+
+    prefix = f"forge/restart_{restarts}"
+    return dist.PrefixStore(prefix, store)  # pyright: ignore[reportPrivateImportUsage]
+
+
 def _connect(seconds: float) -> Store:
     import torch.distributed as dist
 
@@ -189,7 +200,7 @@ def _connect(seconds: float) -> Store:
         stores = dist.rendezvous(  # pyright: ignore[reportPrivateImportUsage]
             "env://", timeout=timedelta(seconds=seconds)
         )
-        return next(iter(stores))[0]
+        return _of_this_restart(next(iter(stores))[0])
     except RuntimeError as error:
         address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         if "EADDRINUSE" in str(error):

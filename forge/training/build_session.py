@@ -19,6 +19,7 @@ from forge.training.callbacks.signals import Signals
 from forge.training.data import check_vocabulary, fit, prepare_data
 from forge.training.entries import check_entries
 from forge.training.first_lines import first_lines
+from forge.training.health.at_start import check_room, check_start
 from forge.training.models import build_model, build_objective
 from forge.training.process import check_dtypes, loss_scaler, record_collectives, set_up, stage
 from forge.training.references import add_references, examples_read
@@ -40,6 +41,7 @@ def build_session(
     check_entries(config)  # before ranks wait for each other
     record_collectives(run_dir / "collectives", device)
     ranks = join_ranks(config, device, rendezvous)
+    check_start(run_dir, device, ranks)
     prepared = prepare_data(config, ranks)
     check_vocabulary(config, prepared)
     config, derived = fit(config, run_dir, prepared)
@@ -48,6 +50,7 @@ def build_session(
     model = build_model(config, device, ranks, trained=True)
     _show(config, first_lines(config, prepared, device, ranks, model))
     check_dtypes(model, FORMATS[config.precision.param_dtype])
+    check_room(config, run_dir, model, ranks)
     objective = build_objective(config, device, ranks, tokenizer=prepared.tokenizer)
     add_stored(objective, config, prepared)
     texts = examples_read(config, prepared, objective, ranks, device)

@@ -1,20 +1,33 @@
-"""The layout of a run on fewer ranks, or on all of them again: same global batch, same samples."""
+"""The layout of a run on fewer ranks, or on all of them again: same global batch, same samples.
+
+forge's own launcher chooses the number of ranks of a restart (`Elastic`); torchrun and Slurm hand
+a number over, and the layout follows (`words_for_ranks`, `fit_run`).
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 from forge.cli import resolved
+from forge.compose.composition import compose
 from forge.compose.portable import portable
-from forge.config.problems import ConfigError, refusal
+from forge.config.problems import ConfigError, quoted, refusal
 from forge.config.root import Config
 from forge.config.run import elastic_bounds
+from forge.planning.launcher_environment import launcher_environment
+from forge.planning.world import ranks_of
 from forge.resolve.resolve import Resolution
-from forge.rundir import directory
+from forge.rundir import directory, saved_config, versions
+from forge.rundir.saved_config import CONFIG, is_run
 
 LAID = ("run.num_processes", "parallel.dp_replicate", "parallel.dp_shard")
+SHARES = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Variable of torchrun: with 1 each round of ranks has a store to itself."""
+FIXED = ("tp", "pp", "cp", "ep")
 BATCH = ("train.batch_size", "train.global_batch_size")
 
 
@@ -64,6 +77,73 @@ class Elastic:
         raise error or refusal("run.elastic", f"{message}.", hint)
 
 
+def words_for_ranks(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> list[str]:
+    """Overrides with the layout for the ranks started by torchrun or srun, where run.elastic lets
+    the run in run.dir go on with another number of ranks.
+
+    Raises ConfigError where no layout over these ranks has the same global batch.
+    """
+    words, environment = list(overrides), launcher_environment()
+    if environment is None:
+        return words
+    composition = compose(words, config_dirs=config_dirs)
+    if composition.problems:
+        return words  # resolving reports the problems
+    config = composition.typed()
+    if config.run.elastic and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        message = (
+            "torchrun keeps one store, where ranks that come later read what earlier ones left."
+        )
+        hint = f"export {SHARES}=1 before torchrun, with --rdzv-backend=c10d, on every host"
+        raise refusal("run.elastic", message, hint)
+    place = Path(config.run.dir or "")
+    if not (config.run.elastic and config.run.dir and is_run(place)):
+        return words
+    typed = {word.partition("=")[0] for word in overrides}
+    keys = ("train.global_batch_size", "train.global_batch_tokens")
+    size = config.train.global_batch_size if typed.intersection(keys) else None
+    return _laid_out(words, place, environment.size, config.run.trust, size)
+
+
+def fit_run(run_dir: Path, ranks: int, trust: Sequence[str] = ()) -> None:
+    """Put the layout over so many ranks in force. Raises ConfigError, also without run.elastic."""
+    laid_out = _laid_out(_in_force(run_dir), run_dir, ranks, trust)
+    words = [word for word in laid_out if word.partition("=")[0] != "run.dir"]
+    composition, resolution = resolved([*words, f"run.dir={quoted(str(run_dir))}"])
+    overrides = portable(composition.overrides, (), resolution.config)
+    directory.go_on(run_dir, resolution, overrides=overrides)
+
+
+def _in_force(run_dir: Path) -> list[str]:
+    number = versions.number_in_force(run_dir)
+    return [str(word) for word in versions.read_config_part(run_dir, "overrides", number)]
+
+
+def _laid_out(
+    overrides: Sequence[str],
+    run_dir: Path,
+    ranks: int,
+    trust: Sequence[str],
+    size: int | None = None,
+) -> list[str]:
+    """Overrides with the words of the layout over so many ranks; degrees and micro-batch are those
+    that the run began with. size: of the global batch; None = the run's.
+    """
+    first = saved_config.load_config(run_dir / CONFIG, trust=trust)
+    newest = saved_config.load_config(saved_config.newest(run_dir), trust=trust)
+    size = size or newest.train.global_batch_size
+    first = replace(first, train=replace(first.train, global_batch_size=size))
+    words = layout_words(first, ranks)
+    if words is None:
+        fixed = prod(getattr(first.parallel, axis) for axis in FIXED)
+        message = f"no layout of {ranks_of(ranks)} shares {size} sequences a step evenly"
+        message += f", with {fixed} ranks for tp, pp, cp and ep" if fixed > 1 else ""
+        hint = "a number of ranks that divides it, or another train.global_batch_size"
+        raise refusal("run.elastic", f"{message}.", hint)
+    keys = {word.partition("=")[0] for word in words}
+    return [*(word for word in overrides if word.partition("=")[0] not in keys), *words]
+
+
 def layout_words(config: Config, ranks: int) -> list[str] | None:
     """The overrides of a layout over so many ranks with the same global batch; None if none is.
 
@@ -84,5 +164,5 @@ def layout_words(config: Config, ranks: int) -> list[str] | None:
     values = (ranks, replicas, data // replicas, micro, size)
     words = [f"{key}={value}" for key, value in zip((*LAID, *BATCH), values, strict=True)]
     if parallel.layout == "auto":  # the degrees chosen for all ranks
-        words += [f"parallel.{axis}={getattr(parallel, axis)}" for axis in ("tp", "pp", "cp", "ep")]
+        words += [f"parallel.{axis}={getattr(parallel, axis)}" for axis in FIXED]
     return words

@@ -56,7 +56,7 @@ class RestartedRanks:
         self._size, self._since, self._growing = ranks, time.time(), False
         self._earlier: int | None = None
         self._ended = False
-        self._ranks = self._started(starts.COMMAND)
+        self._ranks = self._started(ledger.cause_of_command(run_dir))
         self.say = self._ranks.say
 
     @property

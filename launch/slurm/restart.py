@@ -12,11 +12,14 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from forge.config.launch import Slurm
+from forge.config.numbers import counted
 from forge.config.problems import REFUSED
+from forge.config.run import least_ranks
 from forge.launch.local.restarts import STUCK
 from forge.launch.slurm import queue
 from forge.launch.slurm.script import START
@@ -25,7 +28,7 @@ from forge.rundir import outcome, saved_config
 from forge.rundir.files import append_row
 from forge.rundir.on_end import run_on_end
 from forge.rundir.provenance import now
-from forge.rundir.saved_config import ATTEMPTS, newest
+from forge.rundir.saved_config import ATTEMPTS, CONFIG, newest
 from forge.rundir.signs import silent_ranks
 from forge.rundir.wall_clock import ledger
 
@@ -59,7 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         fields = queue.job_fields(job)
         why_not = _final(run_dir, fields, code, most)
-        why_not = why_not or _queue_again(run_dir, job, fields, paths.stdout, most)
+        first = saved_config.load_config(run_dir / CONFIG, trust=rank.trust)
+        ranks = (least_ranks(config.run), prod(first.parallel.degrees().values()))
+        why_not = why_not or _queue_again(run_dir, job, fields, paths.stdout, most, ranks)
     except queue.NoAnswer as error:
         why_not = error.problems[0].what
     if not why_not:
@@ -87,19 +92,32 @@ def _final(run_dir: Path, fields: dict[str, str], code: int, most: int) -> str:
     return in_vain if stuck >= STUCK else ""
 
 
-def _queue_again(run_dir: Path, job: str, fields: dict[str, str], log: Path, most: int) -> str:
-    """Queue the job again, without the node of a rank that died; returns why it is not."""
+def _queue_again(
+    run_dir: Path,
+    job: str,
+    fields: dict[str, str],
+    log: Path,
+    most: int,
+    ranks: tuple[int, int] = (0, 0),
+) -> str:
+    """Queue the job again, without the node of a rank that died; returns why it is not. ranks:
+    the least and the most of an elastic run, on as many nodes as are there; 0 = all.
+    """
     death = cause_of_death(run_dir, log, fields)
     given = fields.get("ExcNodeList", "")
     excluded = [] if given in queue.NO_REASON else [given]
-    without = ""
-    if death.node and _other_nodes(fields, {death.node, *_names(",".join(excluded))}) < int(
-        fields["NumNodes"]
-    ):
+    nodes, without, (least, full) = int(fields["NumNodes"]), "", ranks
+    per_node = max(_ranks(nodes) // nodes, 1)
+    bad = {death.node} if death.node else set()
+    usable = _other_nodes(fields, {*bad, *_names(",".join(excluded))}) if bad or least else nodes
+    if death.node and usable < (-(-least // per_node) or nodes):
         without = f", {death.node} included: there are no nodes in its place"
     elif death.node:
         excluded.append(death.node)
         without = f", without node {death.node}"
+    target = min(usable, full // per_node) if least else nodes
+    count = target if target * per_node >= least else nodes
+    without += f", on {counted(count, 'node')}" if count != nodes else ""
     number = f"restart {len(_restarts(run_dir)) + 1} of launch.max_restarts={most}"
     _say(f"{death.cause}; queueing the job again{without} ({number})")
     row = {"event": "restart", "time": now(), "status": "queued again", "reason": death.cause}
@@ -107,21 +125,21 @@ def _queue_again(run_dir: Path, job: str, fields: dict[str, str], log: Path, mos
     code, _, error = queue.run_command(["scontrol", "requeue", job])
     if code:
         return f"scontrol requeue {job}: {error}"
-    if death.node in excluded:
-        _exclude(job, ",".join(excluded))
+    fewer = [f"NumNodes={count}", f"NumTasks={count * per_node}"] if count != nodes else []
+    if death.node in excluded or fewer:
+        _change(job, [f"ExcNodeList={','.join(excluded)}", *fewer])
     return ""
 
 
-def _exclude(job: str, nodes: str) -> None:
+def _change(job: str, values: Sequence[str]) -> None:
     """Change the nodes of a job that is on its way back to the queue."""
     deadline, error = time.monotonic() + SECONDS, ""
     while time.monotonic() < deadline:
-        update = ["scontrol", "update", f"JobId={job}", f"ExcNodeList={nodes}"]
-        code, _, error = queue.run_command(update)
+        code, _, error = queue.run_command(["scontrol", "update", f"JobId={job}", *values])
         if not code:
             return
         time.sleep(0.1)
-    _say(f"{nodes} could not be excluded: {error}")
+    _say(f"{' '.join(values)} could not be set: {error}")
 
 
 def cause_of_death(run_dir: Path, log: Path, fields: dict[str, str]) -> Death:
@@ -153,9 +171,13 @@ def starts_in_vain(steps: Iterable[int]) -> tuple[int, int]:
 def _node_of(rank: int, fields: dict[str, str]) -> str | None:
     """The node of a rank, with as many ranks on each."""
     nodes = _names(fields.get("NodeList", ""))
-    tasks = int(os.environ.get("SLURM_NTASKS", len(nodes)))
-    per_node = max(tasks // max(len(nodes), 1), 1)
+    per_node = max(_ranks(len(nodes)) // max(len(nodes), 1), 1)
     return nodes[rank // per_node] if rank // per_node < len(nodes) else None
+
+
+def _ranks(nodes: int) -> int:
+    """The ranks of this start; one a node where Slurm does not say."""
+    return int(os.environ.get("SLURM_NTASKS", nodes))
 
 
 def _names(nodes: str) -> list[str]:

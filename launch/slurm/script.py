@@ -21,6 +21,8 @@ ALL = 10**6  # points of a sweep at a time, where the cluster alone is to say
 START = "start of job {job}, after {count} others"
 MARK = f'echo "{START.format(job="$SLURM_JOB_ID", count="${SLURM_RESTART_COUNT:-0}")}"'
 """The line of a script with which the output of a start begins."""
+TASKS = "export SLURM_NTASKS=$((SLURM_JOB_NUM_NODES * {0})); export SLURM_NPROCS=$SLURM_NTASKS"
+"""The number of ranks of a start on fewer nodes: a job queued again keeps its first number."""
 ENDS = (
     "local code=$?; ((code == 0)) || "
     '{ echo "launch.setup failed with exit code $code: $1" >&2; exit 1; }'
@@ -65,7 +67,8 @@ def submitit_parameters(
     """
     cpus, gpus = section.cpus_per_task, needs.gpus_per_node or None
     requeue = "requeue" if section.max_requeues or section.max_restarts else "no_requeue"
-    mark, end = ([MARK], [script_end(folder)]) if section.max_restarts else ([], None)
+    tasks = TASKS.format(needs.tasks_per_node)
+    mark, end = ([MARK, tasks], [script_end(folder)]) if section.max_restarts else ([], None)
     srun = ["--kill-on-bad-exit=1", "--export=ALL", *([f"--cpus-per-task={cpus}"] if cpus else [])]
     return {
         "job_name": " ".join(name.split()),  # a line break would begin a line of the script

@@ -10,13 +10,16 @@ import sys
 import time
 from collections.abc import Sequence
 from importlib import import_module
+from math import prod
 from pathlib import Path
 from types import FrameType
 
 from forge.config.launch import Slurm
+from forge.config.problems import REFUSED, ConfigError
 from forge.launch.local import threads
 from forge.launch.slurm import queue
 from forge.planning.launcher_environment import launcher_environment
+from forge.planning.world import ranks_of
 from forge.rundir import saved_config
 from forge.rundir.on_end import run_on_end
 from forge.rundir.saved_config import newest
@@ -35,7 +38,7 @@ class Rank:
         listen()
         os.environ.update({**threads.of_task(os.environ), **rank_environment()})
         worker = import_module("forge.worker")  # by name: launch may not import training
-        code = worker.main([self.run_dir, *self.trust])
+        code = self._fit() or worker.main([self.run_dir, *self.trust])
         if not code:
             # Python drops its handlers on the way out: the signal would kill a finished run.
             signal.signal(LIMIT, signal.SIG_IGN)
@@ -49,6 +52,26 @@ class Rank:
             run_on_end(Path(self.run_dir), config.run.on_end, code)
         if code:
             worker.leave(code)
+
+    def _fit(self) -> int:
+        """Lay an elastic run out over the ranks of this start, on the main rank; 2 when no layout
+        fits. Other ranks hear of the run after it.
+        """
+        run_dir, ranks = Path(self.run_dir), int(os.environ["WORLD_SIZE"])
+        if os.environ["RANK"] != "0":
+            return 0
+        config = saved_config.load_config(newest(run_dir), trust=self.trust)
+        if not config.run.elastic or prod(config.parallel.degrees().values()) == ranks:
+            return 0
+        from forge.launch.local.elastic import fit_run  # composes: of few starts
+
+        try:
+            fit_run(run_dir, ranks, self.trust)
+        except ConfigError as error:
+            print(error, file=sys.stderr, flush=True)
+            return REFUSED
+        print(f"laid out over {ranks_of(ranks)}, as Slurm has started the job", flush=True)
+        return 0
 
 
 def rank_environment() -> dict[str, str]:

@@ -44,7 +44,7 @@ def test_every_second_has_a_name_and_lost_steps_are_counted() -> None:
     total = add_up(starts, [100.0, 4000.0])
     assert total.seconds == pytest.approx(
         {
-            "queue": 10.0 + 10.0 + 100.0,
+            "queue": 10.0 + 10.0,
             "start": 10.0,
             "data_wait": 6.0,
             "step": 55.0 + 20.0 + 13.0,
@@ -52,13 +52,19 @@ def test_every_second_has_a_name_and_lost_steps_are_counted() -> None:
             "checkpoint": 2.0,
             "evaluation": 5.0,
             "lost": (70.0 - 55.0) + 3.0 + 2.0,
-            "restart": 2.0 + 4.0 + 15.0 + 5.0,
+            "restart": 2.0 + 4.0 + 15.0 + 100.0 + 5.0,
             "idle": 4000.0 - 209.0,
         }
     )
     assert (total.lost_steps, total.starts) == (7, 4)
     assert total.wall == pytest.approx(4171.0 - 100.0)
     assert total.share == pytest.approx((88.0 + 3.0) / 4071.0)
+
+
+def test_the_first_start_of_a_job_that_slurm_has_queued_again() -> None:
+    """The job's node was lost before the run began: all of the wait is that of the submission."""
+    queued = Start(record=start(50.0, 60.0, 0, 10, "requeue", step=10.0))
+    assert add_up([queued], [0.0]).seconds == pytest.approx({"queue": 50.0, "step": 10.0})
 
 
 def test_work_of_several_starts_is_lost_where_the_next_goes_further_back() -> None:
@@ -114,6 +120,20 @@ def test_a_start_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert total.seconds["lost"] == pytest.approx(lost, abs=0.05)
     assert "1 steps made again" in total.words()
     assert json.loads((tmp_path / ledgers.RECORD).read_text())["name"] == "end"
+
+
+def test_a_start_by_the_same_torchrun_is_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when nodes have come or gone, which torchrun does not count; a command typed again later
+    has another agent.
+    """
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert Ledger.open(tmp_path).cause == "command"
+    assert Ledger.open(tmp_path).cause == "restart"  # the parent of the tests is older
+    monkeypatch.setattr(starts, "_process_began", lambda process="self": time.time() + 1)
+    assert Ledger.open(tmp_path).cause == "command"
 
 
 def test_a_damaged_ledger_is_no_ledger(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from forge.launch.slurm import jobs as slurm
 from forge.launch.slurm import queue
 from forge.launch.slurm.restart import START
 from forge.rundir import directory
+from forge.rundir.wall_clock.goodput import read_goodput
 
 pytestmark = [pytest.mark.slurm, pytest.mark.nightly]
 SLOWLY = ["run.trust=[pace.]", "+callbacks.pace._target_=pace.Pace", "+callbacks.pace.seconds=0.5"]
@@ -68,8 +69,9 @@ def submit(tmp_path: Path, text_file: Path, one_box_slurm: OneBox) -> Iterator[S
         section = resolution.config.launch
         assert isinstance(section, Slurm)
         point = (path, resolution.world.size)
+        trust = ["pace.", "trouble.", "kill_double."]
         (job,) = slurm.submit_jobs(
-            [point], section, name=name, folder=tmp_path / "jobs", trust=["pace.", "trouble."]
+            [point], section, name=name, folder=tmp_path / "jobs", trust=trust
         )
         submitted.append(job)
         return Run(path=path, job=job)
@@ -113,6 +115,32 @@ def test_a_killed_rank_has_its_job_queued_again_without_its_node(
     assert [row["step"] for row in starts] == [0, restart["reached"] // 5 * 5]
     assert restart["excluded"] == [before]
     assert run.losses == undisturbed(submit, *TWO_RANKS)
+
+
+def test_a_job_goes_on_on_the_node_that_is_left(submit: Submit) -> None:
+    """run.elastic lets two ranks on two nodes become one; the samples stay, and so does each loss,
+    in float64, within 1e-5.
+    """
+    double = ["run.trust=[pace.,kill_double.]", "+callbacks.double._target_=kill_double.Double"]
+    apart = [*TWO_RANKS, *double, "launch.nodes=2", "launch.tasks_per_node=1"]
+    run = submit("elastic", *apart, "run.elastic=1:2", "launch.max_restarts=2")
+    run.reaches(12)
+    assert queue.job_fields(run.job)["NumNodes"] == "2"
+    os.kill(rank_process(run, 1), signal.SIGKILL)
+    assert queue.wait_for_jobs([run.job], poll=0.5) == {run.job: "COMPLETED"}, run.printed()
+    (restart,), fields = run.rows("restart"), queue.job_fields(run.job)
+    assert restart["excluded"] == [fields["ExcNodeList"]]
+    assert {fields["NodeList"], fields["ExcNodeList"]} == {*NODES}
+    assert "queueing the job again, without node" in run.printed()
+    assert "laid out over 1 rank, as Slurm has started the job" in run.printed()
+    assert [row["config"] for row in run.rows("start")] == ["config.yaml", "config.2.yaml"]
+    expected = undisturbed(submit, *apart)
+    assert run.losses.keys() == expected.keys()
+    assert max(abs(run.losses[step] - expected[step]) for step in expected) < 1e-5
+    spent = read_goodput(run.path)
+    assert spent is not None
+    assert spent.seconds["restart"] > 0
+    assert "idle" not in spent.seconds
 
 
 def undisturbed(submit: Submit, *overrides: str) -> dict[int, float]:

@@ -205,7 +205,7 @@ def test_a_signal_while_python_ends_does_not_make_a_finished_run_fail(task_ends:
 import os, signal, sys, types
 from forge.launch.slurm import task
 sys.modules["forge.worker"] = types.SimpleNamespace(main=lambda words: 0)
-config = types.SimpleNamespace(run=types.SimpleNamespace(on_end=""))
+config = types.SimpleNamespace(run=types.SimpleNamespace(on_end="", elastic=None))
 task.newest, task.saved_config.load_config = lambda path: path, lambda *_, **__: config
 class Late:
     def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGUSR2): kill(pid, number)

@@ -108,6 +108,32 @@ def test_the_job_goes_back_to_the_queue_without_the_node(
     assert (row["event"], row["reached"]) == ("restart", -1)
 
 
+def test_an_elastic_job_goes_on_without_a_node_in_its_place(
+    tmp_path: Path,
+    commands: Commands,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Two nodes of four ranks each: four ranks may go on, and five may not. Once there is another
+    node the run has both again.
+    """
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    asked = commands("n1 idle\\nn2 mix\\n")
+    log = output(tmp_path, "srun: error: n2: task 5: Killed")
+    for least in (5, 4):
+        assert restart._queue_again(tmp_path, "7", FIELDS, log, 3, (least, 8)) == ""
+    one = "update JobId=7 ExcNodeList=n2 NumNodes=1 NumTasks=4"
+    assert asked.read_text().splitlines() == ["requeue 7", "requeue 7", one]
+    assert "without node n2, on 1 node (restart 2" in capsys.readouterr().err
+    commands("n1 idle\\nn2 drain\\nn3 idle\\nn4 idle\\n").unlink()
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    shrunk = FIELDS | {"NumNodes": "1", "ExcNodeList": "n2", "NodeList": "n1"}
+    log = output(tmp_path, "srun: error: n1: task 0: Exited with exit code 1")
+    assert restart._queue_again(tmp_path, "7", shrunk, log, 3, (4, 8)) == ""
+    both = "update JobId=7 ExcNodeList=n2 NumNodes=2 NumTasks=8"
+    assert asked.read_text().splitlines() == ["requeue 7", both]
+
+
 def test_when_the_run_is_not_started_again(tmp_path: Path) -> None:
     rows = [{"event": "restart", "reached": step} for step in (4, 4, 3)]
     (tmp_path / "attempts.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows[:2]))
@@ -131,6 +157,10 @@ def test_the_script_of_a_job_that_may_be_started_again(tmp_path: Path) -> None:
     lines = script.splitlines()
     assert "#SBATCH --requeue" in lines
     assert 'echo "start of job $SLURM_JOB_ID, after ${SLURM_RESTART_COUNT:-0} others"' in lines
+    assert (
+        "export SLURM_NTASKS=$((SLURM_JOB_NUM_NODES * 1)); export SLURM_NPROCS=$SLURM_NTASKS"
+        in lines
+    )
     assert lines[-1].startswith("code=$?; ((code == 0)) || exec ")
     assert lines[-1].endswith(f" -m forge.launch.slurm.restart '{tmp_path}/my jobs' \"$code\"")
     (without,) = jobs.scripts(points, Slurm(), name="run", folder=tmp_path / "my jobs")

@@ -47,9 +47,11 @@ def inline(run: Run, world: World) -> Findings:
         yield "run.inline", "run.inline=false"
 
 
-@rule("run.elastic", "run.elastic", "run.max_restarts", "run.num_processes")
+@rule("run.elastic", "run.elastic", "run.max_restarts", "run.num_processes", "run.dir")
 def elastic(run: Run, world: World) -> Findings:
-    """run.elastic=LEAST:MOST holds the number of ranks, and takes run.max_restarts."""
+    """run.elastic=LEAST:MOST holds the number of ranks, and takes run.max_restarts; under torchrun
+    it takes run.dir.
+    """
     if run.elastic is None:
         return
     try:
@@ -60,7 +62,11 @@ def elastic(run: Run, world: World) -> Findings:
     if not 1 <= least <= world.size <= most:
         message = f"the run starts with {ranks_of(world.size)} (from {world.source})."
         yield "run.elastic", message, f"run.elastic=1:{world.size}"
-    if not run.max_restarts:
+    if world.elsewhere:
+        if not (world.remote or run.dir):
+            message = "a restart by another launcher goes on in a directory that it is told."
+            yield "run.dir", message, "run.dir=runs/mine"
+    elif not run.max_restarts:
         yield "run.max_restarts", "nothing is started again without it.", "run.max_restarts=10"
 
 

@@ -12,10 +12,10 @@ from forge.config.numbers import time_span
 from forge.rundir.files import rows_if_readable
 from forge.rundir.signs import last_sign
 from forge.rundir.wall_clock.ledger import UNBEGUN, read_record
-from forge.rundir.wall_clock.starts import COMMAND, RESTART, ROWS
+from forge.rundir.wall_clock.starts import COMMAND, REQUEUE, RESTART, ROWS
 
 MEANINGS = {
-    "queue": "from the submission, or from Slurm's queueing it again, to the launch",
+    "queue": "from the submission to the launch",
     "start": "from the launch to the first step",
     "compile": "torch.compile at work",
     "data_wait": "steps waiting for data",
@@ -25,7 +25,7 @@ MEANINGS = {
     "evaluation": "evaluation, tasks and samples",
     "end": "after the last step, until the processes are gone",
     "lost": "work after the last save of a start that died, made again by the next start",
-    "restart": "starts after the first, and the time before a start that nobody asked for",
+    "restart": "starts after the first, and the time before one nobody asked for, queued or not",
     "idle": "nobody at work on the run",
 }
 USEFUL = ("step", "rollout")
@@ -129,7 +129,7 @@ def add_up(starts: Sequence[Start], submissions: Iterable[float]) -> Goodput:
         record = start.record
         began = max(record["began"], clock)
         submitted = next((when for when in asked if clock <= when <= began), None)
-        if record["cause"] == RESTART:
+        if record["cause"] == RESTART or (record["cause"] == REQUEUE and number):
             total["restart"] += began - clock
         elif record["cause"] == COMMAND:
             submitted = began if submitted is None else submitted

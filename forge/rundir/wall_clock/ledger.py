@@ -18,11 +18,29 @@ from typing import Any
 
 from forge.rundir.files import append_row, read_object
 from forge.rundir.signs import last_sign
-from forge.rundir.wall_clock.starts import ROWS, append_event, launched
+from forge.rundir.wall_clock.starts import COMMAND, ROWS, agent_cause, append_event, launched
 
 RECORD = "ledger.json"
 SIZE = 1024  # bytes of the record: one length, so that it can be written in place
 UNBEGUN = -1  # steps of a start that has not come to its first
+
+
+class Span:
+    """A context with a name of its own in a ledger. A class: entered several times a step, it
+    costs half of a generator's context.
+    """
+
+    __slots__ = ("ledger", "name", "outer")
+
+    def __init__(self, ledger: Ledger, name: str) -> None:
+        self.ledger, self.name, self.outer = ledger, name, ledger.name
+
+    def __enter__(self) -> None:
+        self.outer = self.ledger.name
+        self.ledger.enter(self.name)
+
+    def __exit__(self, *error: object) -> None:
+        self.ledger.enter(self.outer)
 
 
 class Ledger:
@@ -44,6 +62,8 @@ class Ledger:
     def open(cls, run_dir: Path) -> Ledger:
         """The ledger of this start; the record of the start before becomes a row."""
         ledger = cls(run_dir, *launched())
+        if ledger.cause == COMMAND:
+            ledger.cause = cause_of_command(run_dir)
         with suppress(OSError):
             if (record := read_record(run_dir)) is not None:
                 record["time"] = max(record["time"], last_sign(run_dir))
@@ -56,23 +76,17 @@ class Ledger:
     def enter(self, name: str) -> None:
         """Give a name to the time from now on."""
         now, compiled = time.perf_counter(), _compile_seconds()
-        passed, compiling = now - self._since, compiled - self._compiled
-        compiling = min(max(compiling, 0.0), passed)  # dynamo counts threads too
-        seconds = self.seconds
-        seconds[self.name] = seconds.get(self.name, 0.0) + passed - compiling
-        if compiling:
+        passed, seconds = now - self._since, self.seconds
+        if compiled != self._compiled:
+            compiling = min(max(compiled - self._compiled, 0.0), passed)  # dynamo counts threads
+            passed -= compiling
             seconds["compile"] = seconds.get("compile", 0.0) + compiling
+        seconds[self.name] = seconds.get(self.name, 0.0) + passed
         self.name, self._since, self._compiled = name, now, compiled
 
-    @contextmanager
-    def span(self, name: str) -> Iterator[None]:
+    def span(self, name: str) -> Span:
         """Give a name to the time inside of a context, and go back to the name before."""
-        outer = self.name
-        self.enter(name)
-        try:
-            yield
-        finally:
-            self.enter(outer)
+        return Span(self, name)
 
     @contextmanager
     def long_span(self, name: str) -> Iterator[None]:
@@ -138,6 +152,11 @@ class Ledger:
         return {name: round(value, 4) for name, value in self.seconds.items()}
 
 
+def cause_of_command(run_dir: Path) -> str:
+    """The cause of a start that no restart of forge's explains: by torchrun, or by a command."""
+    return agent_cause((read_record(run_dir) or {}).get("time"))
+
+
 def read_record(run_dir: Path) -> dict[str, Any] | None:
     """The record of the newest start; None without one, or with a damaged one."""
     try:
@@ -154,6 +173,7 @@ def read_record(run_dir: Path) -> dict[str, Any] | None:
 def _compile_seconds() -> float:
     """Seconds that torch.compile has taken in this process so far."""
     dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:
+        return 0.0
     spent: Mapping[str, int] = getattr(dynamo, "cumulative_time_spent_ns", {})
-    phases = ("entire_frame_compile", "entire_backward_compile")
-    return sum(spent.get(phase, 0) for phase in phases) / 1e9
+    return (spent.get("entire_frame_compile", 0) + spent.get("entire_backward_compile", 0)) / 1e9

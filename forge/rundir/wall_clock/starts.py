@@ -50,10 +50,19 @@ def append_event(run_dir: Path | None, **row: Any) -> None:
             append_row(run_dir / ROWS, {"time": time.time()} | row)
 
 
-def _process_began() -> float:
-    """When this process began, in seconds since 1970; now, where the system does not say."""
+def agent_cause(last: float | None) -> str:
+    """The cause of a start by torchrun's agent, by when the run was last at work: RESTART, if the
+    agent has seen that. A change of the nodes does not count among torchrun's restarts.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or last is None:
+        return COMMAND
+    return RESTART if _process_began(str(os.getppid())) < last else COMMAND
+
+
+def _process_began(process: str = "self") -> float:
+    """When a process began, in seconds since 1970; now, where the system does not say."""
     try:
-        ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+        ticks = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
         uptime = float(Path("/proc/uptime").read_text().split()[0])
         return time.time() - uptime + int(ticks) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):

@@ -1,0 +1,1 @@
+"""Checks of a start that cost next to nothing, made by every run."""

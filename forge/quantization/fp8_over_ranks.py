@@ -1,4 +1,4 @@
-"""fp8 products by torchao with this rank's part of a weight, and the scales of whole tensors or rows.
+"""fp8 products by torchao with parts of weights on each rank, and scales of whole tensors or rows.
 
 The products of torchao's Float8Linear, which casts a factor in one go: here ranks agree on the
 largest values between the two halves of a cast.

@@ -27,7 +27,7 @@ MODELS["fp8 experts"] = [
 MODELS["fp8 over tp"] = [
     *WIDE.split(),
     *FP8.split(),
-    *"model.n_kv_heads=2 train.batch_size=2".split(),
+    *["model.n_kv_heads=2", "train.batch_size=2"],
 ]
 MODELS["fp8 of rows over tp"] = [*MODELS["fp8 over tp"], "quantization.recipe=rowwise"]
 MODELS["fp8 of rows over tp, plain gradients"] = [
@@ -36,8 +36,8 @@ MODELS["fp8 of rows over tp, plain gradients"] = [
 ]
 MODELS["mxfp8 over tp"] = [
     *WIDE.split(),
-    *"quantization=mxfp8 quantization.emulate=true quantization.min_dim=32".split(),
-    *"model.n_kv_heads=2 model.ffn_hidden_dim=128 train.batch_size=2".split(),
+    *["quantization=mxfp8", "quantization.emulate=true", "quantization.min_dim=32"],
+    *["model.n_kv_heads=2", "model.ffn_hidden_dim=128", "train.batch_size=2"],
 ]
 CASES = [
     ("fp8", "dp_shard=2"),

@@ -11,10 +11,10 @@ from forge.config.root import Config
 from forge.config.rule import Derived, derivation
 from forge.planning.world import World, ranks_per_node
 from forge.resolve.auto import DEGREE_RULES, EQUAL, gathering, memory_needed, with_methods
-from forge.resolve.rules.devices import cp_ring_torch
+from forge.resolve.rules.devices import cp_ring_compiled, cp_ring_torch
 from forge.resolve.rules.quantization import rows_in_few_bits
 
-RULES = (*DEGREE_RULES, cp_ring_torch, rows_in_few_bits)
+RULES = (*DEGREE_RULES, cp_ring_torch, cp_ring_compiled, rows_in_few_bits)
 """Rules that say where an exchange cannot be."""
 
 

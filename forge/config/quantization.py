@@ -50,6 +50,11 @@ class Quantization(Section):
         """Whether FSDP gathers the weights of products in fp8."""
         return False
 
+    @property
+    def scales_agreed(self) -> tuple[str, bool]:
+        """The recipe of scales that tp ranks agree on, "" = none, and whether it is emulated."""
+        return "", False
+
     def gathered_bytes(
         self, tensor: TensorSpec, shape: tuple[int, ...], *, model: Decoder, width: int
     ) -> int:
@@ -131,6 +136,10 @@ class FP8(Emulated):
     @property
     def gathers_in_fp8(self) -> bool:
         return self.fp8_all_gather
+
+    @property
+    def scales_agreed(self) -> tuple[str, bool]:
+        return self.recipe, self.emulate
 
     def gathered_bytes(
         self, tensor: TensorSpec, shape: tuple[int, ...], *, model: Decoder, width: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from forge.config.model.decoder import Decoder
-from forge.config.quantization import FP8, Quantized, matrix_cuts
+from forge.config.quantization import Quantization, matrix_cuts
 from forge.config.root import Config
 
 ONES = {
@@ -26,9 +26,10 @@ def scales_agreed(
     blocks: of the rank. tokens: of the rank in a step.
     """
     section, tp = config.quantization, config.parallel.tp
-    if tp == 1 or not isinstance(section, FP8):
+    recipe, emulated = section.scales_agreed
+    if tp == 1 or not recipe:
         return 0, 0
-    by_recipe = ONES.get((section.recipe, section.emulate)) or ONES[section.recipe, False]
+    by_recipe = ONES.get((recipe, emulated)) or ONES[recipe, False]
     cuts, mine = matrix_cuts(section, model, tp), set(blocks)
     again = config.train.policy.name == "full"
     numbers = calls = 0
@@ -39,14 +40,14 @@ def scales_agreed(
         forward, backward = by_recipe[cut]
         ones = passes * (forward * (1 + again) + backward)
         numbers, calls = numbers + ones, calls + ones
-        if section.recipe != "tensorwise":  # a number for each row whose sum is cut
+        if recipe != "tensorwise":  # a number for each row whose sum is cut
             times = 1 + again if cut else 1
-            of_weight = cut == 1 or section.recipe == "rowwise"
+            of_weight = cut == 1 or recipe == "rowwise"
             numbers += times * (tokens + passes * of_weight * sides[1 - cut])
             calls += times * passes * (1 + of_weight)
     return numbers, calls
 
 
-def _sides(section: Quantized, model: Decoder) -> dict[str, tuple[int, ...]]:
+def _sides(section: Quantization, model: Decoder) -> dict[str, tuple[int, ...]]:
     """The shapes of quantized matrices, by the name of the module."""
     return {t.name.rpartition(".")[0]: t.shape[-2:] for t in section.chosen(model)}

@@ -102,5 +102,5 @@ def _rounded(
 ) -> tuple[Tensor, Tensor]:
     if how is None:
         return in_sum_format(left), in_sum_format(right)
-    further = [{"spread": each} if each else {} for each in spread]
-    return how[0](left, runs, **further[0]), how[1](right, runs, **further[1])
+    options = [{"spread": factor} if factor else {} for factor in spread]
+    return how[0](left, runs, **options[0]), how[1](right, runs, **options[1])

@@ -60,8 +60,8 @@ class Casts:
 
     def same(self, first: str, second: str) -> bool:
         """Whether two casts of a tensor have the same single scale."""
-        one, other = (getattr(self.config, f"cast_config_{name}") for name in (first, second))
-        return one == other and one.scaling_granularity is not self.parts.by_row
+        former, latter = (getattr(self.config, f"cast_config_{name}") for name in (first, second))
+        return former == latter and former.scaling_granularity is not self.parts.by_row
 
 
 casts = cache(Casts)

@@ -32,8 +32,8 @@ def quantize(
             continue  # of another stage
         assert isinstance(section, Quantized), section
         mixin = QuantizedExperts if isinstance(module, Experts) else QuantizedLinear
-        own = products if cut is None else products.over_ranks(cut, over[1])
-        mix_in(module, mixin, products=own, in_evaluation=section.in_evaluation)
+        multiplied = products if cut is None else products.over_ranks(cut, over[1])
+        mix_in(module, mixin, products=multiplied, in_evaluation=section.in_evaluation)
 
 
 class _Quantized(nn.Module):

@@ -51,6 +51,13 @@ CP_IN_RUNS = Condition(
 )
 
 
+METHODS = {
+    "parallel.cp_method": ("all_gather", "ulysses", "ring"),
+    "parallel.ep_method": ("all_to_all", "all_gather"),
+}
+"""Exchanges of cp and of ep, the default first."""
+
+
 @section
 class Parallel(Section):
     """Degrees of parallelism; their product is the number of ranks."""
@@ -116,9 +123,11 @@ class Parallel(Section):
     cp: int = opt(1, "context parallel degree", ge=1)
     cp_method: str = opt(
         "all_gather",
-        "gather keys and values, exchange heads for sequence, or send keys and values round a ring",
-        choices=("all_gather", "ulysses", "ring"),
+        "gather keys and values, exchange heads for sequence, or send keys round a ring; "
+        "auto = the fastest on plan.device",
+        choices=("auto", *METHODS["parallel.cp_method"]),
         acts_when=CP,
+        idle="all_gather",
     )
     cp_load_balance: bool = opt(
         True,
@@ -129,9 +138,10 @@ class Parallel(Section):
     ep_method: str = opt(
         "all_to_all",
         "send tokens to the ranks of their experts, whose numbers the host waits for; or gather "
-        "all tokens and add up outputs, without a wait",
-        choices=("all_to_all", "all_gather"),
+        "all tokens and add up outputs, without a wait; auto = the fastest on plan.device",
+        choices=("auto", *METHODS["parallel.ep_method"]),
         acts_when=EP,
+        idle="all_to_all",
     )
     ep_rows_factor: float = opt(
         0.0,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
@@ -24,7 +23,8 @@ class Quantization(Section):
 
     on_cuda: the format of precision.mixed_precision that it needs there; "" = any. capability: the
     least of a GPU. multiple: of which both sides of a matrix must be. cut: whether tp may cut its
-    matrices. in_products: whether layers multiply otherwise, and not weights are other ones.
+    matrices, those of experts excepted. in_products: whether layers multiply otherwise, and not
+    weights are other ones.
     zeroes: whether some of the weights are 0 between updates.
     """
 
@@ -49,6 +49,11 @@ class Quantization(Section):
     def gathers_in_fp8(self) -> bool:
         """Whether FSDP gathers the weights of products in fp8."""
         return False
+
+    @property
+    def scales_agreed(self) -> tuple[str, bool]:
+        """The recipe of scales that tp ranks agree on, "" = none, and whether it is emulated."""
+        return "", False
 
     def gathered_bytes(
         self, tensor: TensorSpec, shape: tuple[int, ...], *, model: Decoder, width: int
@@ -107,6 +112,7 @@ class Emulated(Quantized):
     """One whose kernels a device may lack."""
 
     on_cuda: ClassVar[str] = "bf16"
+    cut: ClassVar[bool] = True
 
     emulate: bool = opt(
         False, "round numbers and multiply in fp32, to study the effect on the loss on any device"
@@ -130,6 +136,10 @@ class FP8(Emulated):
     @property
     def gathers_in_fp8(self) -> bool:
         return self.fp8_all_gather
+
+    @property
+    def scales_agreed(self) -> tuple[str, bool]:
+        return self.recipe, self.emulate
 
     def gathered_bytes(
         self, tensor: TensorSpec, shape: tuple[int, ...], *, model: Decoder, width: int
@@ -157,6 +167,7 @@ class Int8(Emulated):
     schema_name = "int8"
     on_cuda: ClassVar[str] = ""
     capability: ClassVar[tuple[int, int]] = (8, 0)
+    cut: ClassVar[bool] = False
     _target_: str = "forge.quantization.int8.Int8"
     products: list[str] = opt(list(PRODUCTS), "products that are quantised", choices=PRODUCTS)
 
@@ -207,6 +218,12 @@ class Sparse(Quantized):
         return math.prod(shape) * (width + 1) if self.takes(tensor, model) else 0
 
 
-def quantized_modules(section: Quantization, model: Decoder) -> Iterator[str]:
-    """Names of the modules with weights multiplied in the section's numbers."""
-    yield from dict.fromkeys(tensor.name.rpartition(".")[0] for tensor in section.chosen(model))
+def matrix_cuts(section: Quantization, model: Decoder, tp: int = 1) -> dict[str, int | None]:
+    """Of the modules with weights multiplied in the section's numbers, by name: the dimension that
+    tp ranks cut, or None.
+    """
+    cuts: dict[str, int | None] = {}
+    for tensor in section.chosen(model):
+        cut = None if tp == 1 or tensor.of_experts else tensor.cut(tp)
+        cuts[tensor.name.rpartition(".")[0]] = cut
+    return cuts

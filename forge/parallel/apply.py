@@ -59,6 +59,13 @@ class Layout:
         return self.sharded and getattr(self.config.parallel, axis) > 1
 
     @property
+    def ranks_of_width(self) -> tuple[int, str]:
+        """Number and group of the tp ranks."""
+        if not self.cut("tp"):
+            return 1, ""
+        return self.mesh.tp.size(), self.mesh.tp.get_group().group_name
+
+    @property
     def gathers_in_fp8(self) -> bool:
         return self.sharded and self.config.quantization.gathers_in_fp8
 
@@ -140,7 +147,8 @@ def _quantize(part: nn.Module, layout: Layout) -> None:
     """Have products computed in the numbers of `quantization`."""
     section = layout.config.decoder
     if section is not None:
-        quantize(part, layout.config.quantization, section, layout.products)
+        over = layout.ranks_of_width
+        quantize(part, layout.config.quantization, section, layout.products, over)
 
 
 def _adapt(part: nn.Module, layout: Layout) -> None:

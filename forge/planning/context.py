@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge.config.model.activations import FP32
+from forge.config.model.attention_options import Span
 from forge.config.model.decoder import Decoder
+from forge.config.parallel import Parallel
 from forge.config.root import Config
 
 
@@ -71,3 +73,19 @@ class ContextTraffic:
         for size in filter(None, sizes):
             yield "cp: all-gather of states", runs * size * forward, forward
             yield "cp: reduce-scatter of their gradients", runs * size, 1
+
+
+def parts_seen(parallel: Parallel, seq_len: int, span: Span) -> bool:
+    """Whether in a ring every rank's queries see some of each other rank's keys, by position."""
+    ranks, runs = parallel.cp, parallel.runs_of_sequence
+    length = seq_len // (ranks * runs)
+    parts = [{rank, 2 * ranks - 1 - rank} if runs == 2 else {rank} for rank in range(ranks)]
+
+    def seen(i: int, j: int) -> bool:
+        near = not span.window or (i - j - 1) * length + 1 < span.window
+        together = not span.chunk or (
+            i * length // span.chunk <= ((j + 1) * length - 1) // span.chunk
+        )
+        return j <= i and near and together
+
+    return all(any(seen(i, j) for i in mine for j in theirs) for mine in parts for theirs in parts)

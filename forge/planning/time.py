@@ -2,8 +2,8 @@
 collectives, and overlap of both. docs/planning.md states the model and its error.
 
 Overlap: FSDP's gathers and reductions run beside the products of blocks, forward and backward, but
-for the first and the last block. All other collectives wait: tp, cp, ep, and messages of a
-pipeline.
+for the first and the last block. Keys of a ring go beside attention, but for the last way of their
+gradients. All other collectives wait: tp, cp, ep, and messages of a pipeline.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from forge.planning.world import World, ranks_per_node
 
 GATHER, SCATTER = "fsdp: all-gather of weights", "fsdp: reduce-scatter of gradients"
 REPLICAS = "hsdp: all-reduce of gradients"
+RING = "cp: all-to-all of a ring"
 TIED = "pp: gradient of the tied table"
 OVER_TOKENS = ("tp: all-gather of hidden states", "tp: reduce-scatter of hidden states")
 WAITED = ("tp", "loss", "cp", "ep", "moe", "pp", "all")
@@ -166,6 +167,7 @@ class _OfRank:
             for name in ("forward", "backward")
         )
         recomputed, moved = self._again(blocks)
+        self.attention = (forward + backward + recomputed).attention
         head = self.compute.head() if has_head else Pass(forward=Seconds(), backward=Seconds())
         self.forward = forward.all + head.forward.all
         self.backward = backward.all + recomputed.all + head.backward.all
@@ -211,6 +213,8 @@ class _OfRank:
         for sent in self.sent:
             if sent.technique in WAITED:
                 took = self._seconds(sent) + self._joined(sent)
+                if sent.name == RING:
+                    took = self._beside_attention(took)
                 self.parts[sent.technique] += took
                 waited += 0.0 if sent.name == TIED or sent.technique == "all" else took
         if self._host_waits():
@@ -221,6 +225,16 @@ class _OfRank:
         self.forward, self.backward = self.forward + per_pass / 3, self.backward + per_pass * 2 / 3
         idle = bubble(self.config.parallel, self.passes) if self.config.parallel.pp > 1 else 0.0
         self.parts["bubble"] += idle * (self.forward + self.backward)
+
+    def _beside_attention(self, took: float) -> float:
+        """Exposed seconds of a ring, whose keys are sent on while a rank attends to them.
+
+        Exposed is the last way of gradients in fp32, home to the rank of their keys.
+        """
+        ranks, wide = self.config.parallel.cp, max(4 / self.rank.width, 1.0)
+        home = took * wide / (2 + wide) / (ranks - 1)
+        attention = self.attention * (ranks - 1) / ranks
+        return home + self._beside((took - home) / self.passes, attention, self.passes)
 
     def _host_waits(self) -> bool:
         """Whether the host waits for the number of rows of each rank's experts."""

@@ -23,6 +23,7 @@ from forge.planning.activations import rows_of_room
 from forge.planning.context import ContextTraffic
 from forge.planning.exchange import gathered_bytes, gathers
 from forge.planning.layout import rows_of_rank
+from forge.planning.scales import scales_agreed
 from forge.planning.shapes import added_up, elements, outside_blocks
 from forge.planning.stages import blocks_by_stage, owner, stages_of
 
@@ -195,6 +196,10 @@ class Rank:
             calls = self.passes * number
             self.ring("tp: all-reduce of hidden states", 2 * hidden * number, TP, calls)
         self.of_shared_gradients()
+        blocks = [block for blocks in self.layers.values() for block in blocks]
+        counts = {"tokens": self.tokens, "passes": self.passes}
+        numbers, calls = scales_agreed(self.config, self.model, blocks, **counts)
+        self.ring("tp: all-reduce of scales", 2 * self.width * numbers, TP, calls)
         if last:
             self.of_loss()
 
@@ -249,8 +254,7 @@ class Rank:
             self.ring(name, round(size), CP, self.passes * calls)
 
     def of_experts(self) -> None:
-        """Count EP: tokens to experts and back, forward and backward; with a capacity the room for
-        tokens, filled or not.
+        """Count EP: tokens to experts and back, both ways; with a capacity the room for tokens.
 
         Without a capacity, ranks exchange counts of tokens first. Full recomputation sends tokens
         to experts and back again.

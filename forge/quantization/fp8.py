@@ -40,11 +40,29 @@ class FP8(Products):
             return self.by_torchao(x, weight)
         return emulated(x, weight, self.recipe)
 
+    def over_ranks(self, dim: int, group: str) -> FP8OverRanks:
+        return FP8OverRanks(self, dim, group)
+
     def grouped(self, x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
         if self.emulate:
             return emulated_grouped(x, weight, counts, OF_EXPERTS)
         ends = counts.cumsum(0, dtype=torch.int32)
         return float8_grouped()(x, weight.transpose(1, 2), ends, x.dtype)
+
+
+class FP8OverRanks:
+    """Products with this rank's part of a weight [out, in] that is cut in `dim`."""
+
+    def __init__(self, products: FP8, dim: int, group: str) -> None:
+        self.recipe, self.emulate, self.cut = products.recipe, products.emulate, (dim, group)
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self.emulate:
+            return emulated(x, weight, self.recipe, *self.cut)
+        # Imported here: the compiler comes along, and takes seconds.
+        from forge.quantization.fp8_over_ranks import product_over_ranks
+
+        return product_over_ranks(x, weight, self.recipe, *self.cut)
 
 
 class ByTorchao:

@@ -8,24 +8,32 @@ import torch
 from torch import Tensor, nn
 
 from forge.config.model.decoder import Decoder
-from forge.config.quantization import Quantization, Quantized, quantized_modules
+from forge.config.quantization import Quantization, Quantized, matrix_cuts
 from forge.models.experts import Experts
 from forge.models.mixin import mix_in
 from forge.quantization.products import Blocks, Products
 
 
 def quantize(
-    model: nn.Module, section: Quantization, architecture: Decoder, products: Products
+    model: nn.Module,
+    section: Quantization,
+    architecture: Decoder,
+    products: Products,
+    over: tuple[int, str] = (1, ""),
 ) -> None:
-    """Let the chosen layers of a model, or of a stage, multiply by `products`, in place."""
-    modules = dict(model.named_modules())
-    for name in quantized_modules(section, architecture):
+    """Let the chosen layers of a model, or of a stage, multiply by `products`, in place.
+
+    over: number and group of the ranks that matrices are cut over.
+    """
+    modules, cuts = dict(model.named_modules()), matrix_cuts(section, architecture, over[0])
+    for name, cut in cuts.items():
         module = modules.get(name)
         if module is None:
             continue  # of another stage
         assert isinstance(section, Quantized), section
         mixin = QuantizedExperts if isinstance(module, Experts) else QuantizedLinear
-        mix_in(module, mixin, products=products, in_evaluation=section.in_evaluation)
+        multiplied = products if cut is None else products.over_ranks(cut, over[1])
+        mix_in(module, mixin, products=multiplied, in_evaluation=section.in_evaluation)
 
 
 class _Quantized(nn.Module):

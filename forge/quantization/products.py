@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,6 +33,13 @@ class Products:
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         """Multiply x [..., in] by weight [out, in] -> [..., out]."""
         return F.linear(x, weight)
+
+    def over_ranks(self, dim: int, group: str) -> Any:
+        """The products of this rank's part of a weight that is cut in `dim` over a group of ranks.
+
+        Here the same: blocks with a common scale are whole on a rank.
+        """
+        return self
 
     def grouped(self, x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
         """Multiply rows by the matrix of their expert -> [rows, out].

@@ -10,6 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+
+# registers the collectives that the compiler traces
+import torch.distributed._functional_collectives
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,11 +23,24 @@ BLOCK = 32
 """Numbers with a shared scale in MX formats."""
 
 
+class Spread(NamedTuple):
+    """Values that ranks of a group have parts of. summed: whether the last dimension is cut."""
+
+    group: str
+    summed: bool
+
+
 class Runs(NamedTuple):
     """Runs of rows. of_row: [rows] int64, the run of each row; counts: [runs] int64."""
 
     of_row: Tensor
     counts: Tensor
+
+
+def largest_of(values: Tensor, group: str) -> Tensor:
+    """The largest values of all ranks of a group, element by element."""
+    ops = torch.ops._c10d_functional
+    return ops.wait_tensor(ops.all_reduce(values.contiguous(), "max", group))
 
 
 def in_sum_format(values: Tensor) -> Tensor:
@@ -33,16 +49,31 @@ def in_sum_format(values: Tensor) -> Tensor:
 
 
 def fp8_of_tensor(
-    values: Tensor, runs: Runs | None = None, *, dtype: torch.dtype, power: bool = False
+    values: Tensor,
+    runs: Runs | None = None,
+    spread: Spread | None = None,
+    *,
+    dtype: torch.dtype,
+    power: bool = False,
 ) -> Tensor:
     """Round to fp8 with one scale for the tensor. power: the scale is a power of two."""
-    scale = _scale(values.abs().max(), dtype)
+    largest = values.abs().max()
+    scale = _scale(largest_of(largest, spread.group) if spread else largest, dtype)
     return _scaled(values, _power(scale) if power else scale, dtype)
 
 
-def fp8_of_rows(values: Tensor, runs: Runs | None = None, *, dtype: torch.dtype) -> Tensor:
+def fp8_of_rows(
+    values: Tensor,
+    runs: Runs | None = None,
+    spread: Spread | None = None,
+    *,
+    dtype: torch.dtype,
+) -> Tensor:
     """Round to fp8 with a scale for each row, a power of two."""
-    return _scaled(values, _power(_scale(_largest(values, runs), dtype)), dtype)
+    largest = _largest(values, runs)
+    if spread and spread.summed:
+        largest = largest_of(largest, spread.group)
+    return _scaled(values, _power(_scale(largest, dtype)), dtype)
 
 
 def int8_of_rows(values: Tensor, runs: Runs | None = None) -> Tensor:

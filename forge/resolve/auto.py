@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from forge.config.numbers import byte_size
 from forge.config.optimizers.base import GROUPED
-from forge.config.parallel import Parallel
+from forge.config.parallel import METHODS, Parallel
 from forge.config.root import Config
 from forge.config.rule import Derived, derivation, put, rules_of
 from forge.planning.memory import memory_of
@@ -141,7 +141,7 @@ def choose_degrees(config: Config, world: World) -> tuple[dict[str, int], str]:
                 break
             from forge.planning.time import planned_time  # most commands do not need it
 
-            time = planned_time(_gathering(tried), ranks_per_node(world))
+            time = planned_time(gathering(tried), ranks_per_node(world))
             if time is None:
                 break
             timed.append((1 / time.tokens_per_second, needed, degrees))
@@ -158,7 +158,7 @@ def choose_degrees(config: Config, world: World) -> tuple[dict[str, int], str]:
     return degrees, why
 
 
-def _gathering(tried: Config) -> Config:
+def gathering(tried: Config) -> Config:
     """Set an open parallel.reshard_after_forward to the value its derivation would give."""
     parallel = tried.parallel
     if parallel.reshard_after_forward != "auto":
@@ -218,12 +218,21 @@ def candidate_degrees(given: Parallel, world: World, experts: int = 0) -> Iterat
 
 def laid_out(config: Config, degrees: dict[str, int], world: World) -> Config:
     """A copy of the config with these degrees, and with batch and pipeline derived from them."""
+    config = with_methods(config)
     parallel = replace(config.parallel, **degrees)
     tried = replace(config, parallel=parallel, train=replace(config.train))
     for following in (batch, pipeline):
         for derived in following.call(tried, world):
             put(tried, derived.key, derived.value)
     return tried
+
+
+def with_methods(config: Config) -> Config:
+    """A copy of the config with the first exchange of METHODS where one is open."""
+    parallel = config.parallel
+    names = {key.partition(".")[2]: methods[0] for key, methods in METHODS.items()}
+    set_here = {name: first for name, first in names.items() if getattr(parallel, name) == "auto"}
+    return replace(config, parallel=replace(parallel, **set_here)) if set_here else config
 
 
 def memory_needed(config: Config) -> int:

@@ -32,6 +32,7 @@ from forge.families.download import fetch_model, is_id
 from forge.families.shards import FolderError
 from forge.planning.world import World
 from forge.resolve.auto import auto, memory_for_time
+from forge.resolve.exchanges import fastest_exchanges
 from forge.resolve.horizon import branch, budget, schedule, stages_of_rows
 from forge.resolve.layout import batch, layout, padding, pipeline
 from forge.resolve.recompute import recompute
@@ -365,6 +366,7 @@ DERIVATIONS = (
     budget,
     stages_of_rows,
     pipeline,
+    fastest_exchanges,
     padding,
     memory_for_time,
     recompute,

@@ -59,6 +59,27 @@ def float8(recipe: str, *, emulate: bool) -> Float8:
     return Float8(matmul_with_hp_or_float8_args, config, LinearMMConfig(*configs))
 
 
+class Float8Casts(NamedTuple):
+    """Parts of Float8Linear's casts: of a scale from the largest value, and with a given scale."""
+
+    scale: Callable[..., Tensor]
+    cast: Callable[..., Tensor]
+    by_row: Any
+    disabled: Any
+    roles: Any
+
+
+def float8_casts() -> Float8Casts:
+    """What casts a factor to fp8 in two steps, between which ranks agree on a scale."""
+    from torchao.float8.config import ScalingGranularity, ScalingType
+    from torchao.float8.float8_training_tensor import GemmInputRole, hp_tensor_and_scale_to_float8
+    from torchao.float8.float8_utils import amax_to_scale
+
+    by_row = ScalingGranularity.AXISWISE
+    cast = hp_tensor_and_scale_to_float8
+    return Float8Casts(amax_to_scale, cast, by_row, ScalingType.DISABLED, GemmInputRole)
+
+
 class Float8Weight(NamedTuple):
     """The class of a weight in fp8, its role in a product, and the cast to fp8."""
 

@@ -24,16 +24,45 @@ MODELS["fp8 experts"] = [
     *MODELS["moe"],
     *f"{WIDE} {EXACT} {EXPERTS} train.batch_size=8".split(),
 ]
+MODELS["fp8 over tp"] = [
+    *WIDE.split(),
+    *FP8.split(),
+    *["model.n_kv_heads=2", "train.batch_size=2"],
+]
+MODELS["fp8 of rows over tp"] = [*MODELS["fp8 over tp"], "quantization.recipe=rowwise"]
+MODELS["fp8 of rows over tp, plain gradients"] = [
+    *MODELS["fp8 over tp"],
+    "quantization.recipe=rowwise_with_gw_hp",
+]
+MODELS["mxfp8 over tp"] = [
+    *WIDE.split(),
+    *["quantization=mxfp8", "quantization.emulate=true", "quantization.min_dim=32"],
+    *["model.n_kv_heads=2", "model.ffn_hidden_dim=128", "train.batch_size=2"],
+]
 CASES = [
     ("fp8", "dp_shard=2"),
+    ("fp8 over tp", "tp=2"),
+    ("fp8 over tp", "tp=2 dp_shard=1 parallel.sequence_parallel=false"),
+    ("fp8 over tp", "tp=2 compiled recompute=selective"),
+    ("fp8 of rows over tp", "tp=2"),
+    ("fp8 of rows over tp, plain gradients", "tp=2"),
+    ("mxfp8 over tp", "tp=2"),
     ("fp8", "compiled recompute=selective"),
     ("fp8 of tensors", "pp=2 train.batch_size=8 parallel.pp_microbatches=4"),
     ("fp8 experts", "ep=2 train.batch_size=4"),
 ]
 
 
-@pytest.mark.ci("fsdp2", "ep2")
-@pytest.mark.parametrize(("model", "layout"), CASES, ids=["fsdp2", "compiled", "pp2", "ep2"])
+NAMES = [
+    "fsdp2",
+    *("tp2", "tp2, no sequences cut", "tp2, compiled"),
+    *("tp2, rows", "tp2, rows and plain gradients", "tp2, mxfp8"),
+    *("compiled", "pp2", "ep2"),
+]
+
+
+@pytest.mark.ci("fsdp2", "tp2", "ep2")
+@pytest.mark.parametrize(("model", "layout"), CASES, ids=NAMES)
 def test_a_layout_of_a_quantized_model_equals_one_device(model: str, layout: str) -> None:
     case = Case(name=layout, layout=layout_of(layout), model=model, formats=("float64",))
     (found,) = outcomes(case, case.formats)

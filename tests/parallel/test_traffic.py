@@ -48,6 +48,10 @@ MAMBA = (
 )
 CONV = "model.kinds={conv:{mixer:{schema:short_conv}}} model.layers=[conv,default]"
 CAPACITY, BATCH_SCOPE = "model.moe.capacity_factor=1.0", "model.moe.balance_scope=micro_batch"
+FP8 = (
+    "quantization=fp8 quantization.emulate=true quantization.min_dim=32 model.dim=64 "
+    "model.ffn_hidden_dim=96"
+)
 GATHERED = "parallel.ep_method=all_gather"
 COUNTED = "model.moe.gradient_scale=true model.moe.sequence_aux_loss_weight=0.1"
 CASES = [
@@ -62,6 +66,9 @@ CASES = [
     (2, f"{TP2} {SELECTIVE} train.recompute_every=2 parallel.sequence_parallel=false"),
     (2, f"{TP2} parallel.loss_parallel=false"),
     (4, f"{GPT2} parallel.tp=4"),
+    (2, f"{FP8} {TP2} {FULL}"),
+    (2, f"{FP8} {TP2} quantization.recipe=rowwise train.grad_accum_steps=2"),
+    (2, f"{FP8} {TP2} quantization.recipe=rowwise_with_gw_hp {FULL}"),
     (2, f"{CP2} {FULL}"),
     (2, f"{CP2} parallel.cp_method=ulysses {FULL}"),
     (4, f"parallel.cp=4 parallel.cp_method=ring {FULL}"),

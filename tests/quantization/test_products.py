@@ -8,11 +8,14 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from by_hand import SIX, products
+from helpers.ranks import on_ranks
 from torch import Tensor
 
 from forge.config.quantization import FP8, MXFP8, QAT, Int8, Quantized
 from forge.quantization import fp8, int8, mxfp8, qat
+from forge.quantization.fp8_over_ranks import product_over_ranks
 from forge.quantization.products import Blocks, Products
 
 CPU = torch.device("cpu")
@@ -78,6 +81,43 @@ def of_torchao(kind: str) -> Callable[[Tensor, Tensor], Tensor]:
     cast = (config.MXFP8Dim0CastKernelChoice.TORCH, config.MXFP8Dim1CastKernelChoice.TORCH)
     how = (32, KernelPreference.EMULATED, *cast, config.ScaleCalculationMode.RCEIL, False)
     return lambda x, w: mx_mm.apply(x, w, *[torch.float8_e4m3fn] * 3, *how)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", [kind for kind in SIX if kind.startswith("fp8")])
+def test_parts_of_a_weight_are_multiplied_like_the_whole(kind: str) -> None:
+    """Outputs and gradients of two ranks together: those of torchao's product on one device."""
+    x, w, g = drawn(2, 32, 96, seed=1), drawn(64, 96, seed=2), drawn(2, 32, 64, seed=3)
+    recipe = kind.partition(" ")[2]
+    whole = through(fp8.ByTorchao(recipe, emulate=True), x, w, g)
+
+    def work(rank: int) -> None:
+        group = dist.group.WORLD.group_name  # type: ignore[union-attr]
+
+        def part(values: Tensor, dim: int) -> Tensor:
+            return values.chunk(2, dim)[rank].contiguous()
+
+        for torchao in (True, False):
+            for dim in (0, 1):
+
+                def product(x: Tensor, w: Tensor, dim: int = dim, torchao: bool = torchao):
+                    if torchao:
+                        return product_over_ranks(x, w, recipe, dim, group, emulate=True)
+                    return made(kind).over_ranks(dim, group).linear(x, w)
+
+                mine = (part(x, -1), w, g) if dim else (x, w, part(g, -1))
+                y, by_x, by_w = through(product, mine[0], part(w, dim), mine[2])
+                if dim:
+                    dist.all_reduce(y)
+                    expected = whole[0], part(whole[1], -1), part(whole[2], 1)
+                else:
+                    dist.all_reduce(by_x)
+                    expected = part(whole[0], -1), whole[1], part(whole[2], 0)
+                for ours, theirs in zip((y, by_x, by_w), expected, strict=True):
+                    most = float(theirs.abs().max())
+                    torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=most * 2e-6)
+
+    on_ranks(2, work)
 
 
 @pytest.mark.parametrize("kind", ["fp8 rowwise", "mxfp8", "int8"])

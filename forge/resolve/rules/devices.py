@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from forge.config.model.decoder import Decoder
 from forge.config.model.layer import Model
 from forge.config.numbers import byte_size
 from forge.config.optimizers.base import GROUPED
@@ -12,6 +13,7 @@ from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.run import Run
 from forge.config.train import Train
+from forge.planning.context import parts_seen
 from forge.planning.memory import memory_of
 from forge.planning.state import STATE
 from forge.planning.world import World, ranks_of, ranks_per_node
@@ -170,9 +172,37 @@ def symmetric_memory(parallel: Parallel, run: Run, world: World) -> Findings:
 
 @rule("parallel.cp_ring_torch", "parallel.cp", "parallel.cp_method", "train.compile_model")
 def cp_ring_torch(parallel: Parallel, train: Train, world: World) -> Findings:
-    """Before torch 2.13 the compiler gives ring attention gradients of zero: it runs uncompiled."""
+    """Before torch 2.12 the compiler gives ring attention gradients of zero: it runs uncompiled."""
     version = world.devices.torch
     ring = parallel.cp > 1 and parallel.cp_method == "ring"
-    if ring and train.compile_model and version is not None and version < (2, 13):
-        hint = "train.compile_model=false, or parallel.cp_method=all_gather, or torch 2.13"
+    if ring and train.compile_model and version is not None and version < (2, 12):
+        hint = "train.compile_model=false, or parallel.cp_method=all_gather, or torch 2.12"
         yield "parallel.cp_method", hint
+
+
+@rule(
+    "parallel.cp_ring_compiled",
+    "parallel.cp",
+    "parallel.cp_method",
+    "parallel.cp_load_balance",
+    "train.compile_model",
+    "train.seq_len",
+    "model.sliding_window_size",
+    "model.chunk_attn_window_size",
+    "model.kinds",
+)
+def cp_ring_compiled(model: Decoder, parallel: Parallel, train: Train) -> Findings:
+    """A compiled ring reads every part that goes round: the compiler drops an exchange that a rank
+    does not read, and others wait for it.
+    """
+    if not (parallel.cp > 1 and parallel.cp_method == "ring" and train.compile_model):
+        return
+    spans = [layer.span for _, layer in model.in_use() if not layer.mixer.recurrent]
+    if all(parts_seen(parallel, train.seq_len, span) for span in spans):
+        return
+    if parallel.runs_of_sequence == 1:
+        message = "contiguous parts: the first rank sees no keys of others."
+        yield "parallel.cp_load_balance", message, "parallel.cp_load_balance=true"
+    else:
+        message = f"with cp={parallel.cp} a window or chunk hides whole parts from some ranks."
+        yield "parallel.cp_method", message, "parallel.cp_method=all_gather"

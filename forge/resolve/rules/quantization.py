@@ -7,6 +7,8 @@ from dataclasses import replace
 from forge.config.devices import DEVICES
 from forge.config.model.decoder import Decoder
 from forge.config.model.layer import Model
+from forge.config.model.tensors import HEAD as HEAD_ROLE
+from forge.config.model.tensors import TensorSpec
 from forge.config.objectives.base import Objective
 from forge.config.optimizers.base import Optimizer
 from forge.config.optimizers.schedule_free import ScheduleFreeAdamW
@@ -105,11 +107,47 @@ def tp(quantization: Quantized, parallel: Parallel) -> Findings:
         yield "parallel.tp", "parallel.tp=1, or no quantization"
 
 
+@rule("quantization.tp_matrices", "parallel.tp", *WHICH, HEAD)
+def tp_matrices(quantization: Emulated, model: Decoder, parallel: Parallel) -> Findings:
+    """With parallel.tp each quantized matrix is cut to sides that kernels take, and of no expert.
+
+    A matrix that every rank has whole gets of each rank a summand of its output's gradient, and
+    the rounding of summands is not that of their sum.
+    """
+    ranks, chosen = parallel.tp, quantization.chosen(model)
+    if ranks == 1 or not quantization.cut:
+        return
+    if any(tensor.of_experts for tensor in chosen):
+        others = ",".join(part for part in quantization.parts if part != "experts")
+        message = "products of experts in few bits are for whole matrices."
+        yield "quantization.parts", message, f"quantization.parts=[{others}], or parallel.tp=1"
+    if any(tensor.role == HEAD_ROLE for tensor in chosen):
+        yield HEAD, "a head is cut by rows of the vocabulary.", f"{HEAD}=false"
+    blocks = [t for t in chosen if not t.of_experts and t.role != HEAD_ROLE]
+    refused = {t.name: why for t in blocks if (why := _uneven(t, ranks, quantization.multiple))}
+    if refused:
+        names = dict.fromkeys("*." + name.split(".", 2)[2] for name in refused)
+        exclude = "quantization.exclude=[" + ",".join(f"'{name}'" for name in names) + "]"
+        yield "parallel.tp", next(iter(refused.values())), f"{exclude}, or parallel.tp=1"
+
+
+def _uneven(tensor: TensorSpec, ranks: int, multiple: int) -> str:
+    """Why ranks cannot multiply their parts of a matrix in few bits; "" = they can."""
+    cut = tensor.cut(ranks)
+    if cut is None:
+        return f"every one of {ranks} tp ranks has {tensor.name} whole."
+    if tensor.shape[cut] % (ranks * multiple):
+        size = f"{tensor.shape[cut]} / {ranks}"
+        return f"{tensor.name} has {size} on a rank, no multiple of {multiple}."
+    return ""
+
+
 @rule(
     GATHER,
     GATHER,
     "quantization.recipe",
     "quantization.in_evaluation",
+    "parallel.tp",
     "parallel.cpu_offload",
     "precision.mixed_precision",
 )
@@ -127,6 +165,9 @@ def fp8_all_gather(
     if not quantization.in_evaluation:
         message = "evaluations have the gathered weights, which are fp8."
         yield GATHER, message, f"quantization.in_evaluation=true, or {GATHER}=false"
+    if parallel.tp > 1:
+        message = "with parallel.tp the scale is of a part of a weight."
+        yield GATHER, message, f"{GATHER}=false"
     if parallel.cpu_offload:
         message = "with parallel.cpu_offload=true weights are copied to the GPU as they are."
         yield GATHER, message, f"parallel.cpu_offload=false, or {GATHER}=false"

@@ -92,6 +92,10 @@ def build_loop(session: Session, ledger: Ledger | None = None) -> Loop:
         votes=votes,
         ledger=ledger,
     )
+    if config.fault_tolerance.enabled:
+        from forge.training.replicas.replicas import join_replicas  # needs torchft
+
+        join_replicas(loop)
     begin(start, checkpointer, loop)
     if local:
         local.forget_after(loop.state.step)

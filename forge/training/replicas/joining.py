@@ -35,6 +35,7 @@ class Joining:
 
         Raises ValueError without an answer of the lighthouse.
         """
+        os.environ.setdefault("RUST_LOG", "warn")  # of torchft, which else writes 6 lines a step
         from torchft import Manager, ProcessGroupGloo, ProcessGroupNCCL
 
         wait = timedelta(milliseconds=section.process_group_timeout_ms)

@@ -14,6 +14,7 @@ from forge.config.run import Run
 ENABLED = "fault_tolerance.enabled"
 TEXT = ("pretrain", "sft")
 OTHER_STATE = ("schedule_free_adamw", "adamw_low_bit")
+INSTALL = "pip install 'forge-lm[torchft]'"
 OFF = "fault_tolerance=off"
 
 
@@ -21,7 +22,7 @@ OFF = "fault_tolerance=off"
 def package(fault_tolerance: FaultTolerance) -> Findings:
     """fault_tolerance=torchft needs the package torchft."""
     if fault_tolerance.enabled and not fault_tolerance.has_torchft():
-        yield ENABLED, "torchft is not installed.", "pip install 'forge-lm[torchft]'"
+        yield ENABLED, "torchft is not installed.", f"{OFF}, or {INSTALL}"
 
 
 @rule("fault_tolerance.lighthouse", ENABLED, "fault_tolerance.lighthouse")

@@ -2,7 +2,7 @@
 
     python benchmarks/learning/replica_groups.py --runs DIR > benchmarks/results/torchft.md
 
-Needs `pip install 'forge-lm[torchft]'`. DIR is filled anew.
+Needs `pip install 'forge-lm[torchft]'`. The runs of the first table are not run again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ from typing import Any
 import torch
 
 COMMON = (
-    "model.dim=32 model.n_heads=2 model.n_layers=1 tokenizer=bytes train.seq_len=64 "
+    "model.n_heads=2 model.n_layers=2 tokenizer=bytes "
     "train.batch_size=4 train.global_batch_size=8 precision=fp32 train.compile_model=false "
     "eval.enabled=false metrics.log_interval=1 run.device=cpu "
     "run.num_threads=1 data.num_workers=0 checkpoint.async_mode=disabled"
 )
-FIELDS = ("step", "train/loss")
+SMALL = "model.dim=32 train.seq_len=64"
+SLOW = "model.dim=96 train.seq_len=256"
+"""Steps long enough for a group to be back before the other is done."""
 
 
 class Groups:
@@ -79,7 +81,7 @@ def finish(*processes: subprocess.Popen[bytes], seconds: float = 240) -> None:
     """Wait for runs. Raises RuntimeError where one failed."""
     for process in processes:
         if code := process.wait(seconds):
-            raise RuntimeError(f"{' '.join(map(str, process.args))} ended with {code}")  # type: ignore[arg-type]
+            raise RuntimeError(f"{process.args} ended with {code}")
 
 
 def difference(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> float:
@@ -90,10 +92,10 @@ def difference(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Ten
 
 def as_data_parallel(groups: Groups, steps: int = 20) -> dict[str, float]:
     """Two groups of one rank beside one run of two ranks: differences of losses and weights."""
-    length = f"train.max_steps={steps}"
-    pair = [groups.start(f"equal_{i}", i, length, "run.num_processes=1") for i in range(2)]
-    finish(*pair)
-    finish(groups.start("two_ranks", None, length, "run.num_processes=2", "parallel=ddp"))
+    options = [f"train.max_steps={steps}", *SMALL.split()]
+    if any(groups.last_step(name) != steps for name in ("equal_0", "equal_1", "two_ranks")):
+        finish(*(groups.start(f"equal_{i}", i, "run.num_processes=1", *options) for i in range(2)))
+        finish(groups.start("two_ranks", None, "run.num_processes=2", "parallel=ddp", *options))
     losses = [[r["train/loss"] for r in groups.rows(n)] for n in ("equal_0", "two_ranks")]
     assert len(losses[0]) == len(losses[1]) == steps, losses
     return {
@@ -103,9 +105,9 @@ def as_data_parallel(groups: Groups, steps: int = 20) -> dict[str, float]:
     }
 
 
-def killed_and_healed(groups: Groups, steps: int = 4000, after: int = 10) -> dict[str, float]:
+def killed_and_healed(groups: Groups, steps: int, after: int = 10) -> dict[str, float]:
     """Kill one of two groups with SIGKILL, and start it again."""
-    options = f"train.max_steps={steps}", "run.num_processes=1"
+    options = f"train.max_steps={steps}", "run.num_processes=1", *SLOW.split()
     first, second = (groups.start(f"killed_{i}", i, *options) for i in range(2))
     groups.wait_for("killed_0", after, participants=2.0)
     os.killpg(second.pid, signal.SIGKILL)
@@ -131,7 +133,7 @@ def killed_and_healed(groups: Groups, steps: int = 4000, after: int = 10) -> dic
 
 def lighthouse(min_replicas: int) -> Any:
     """A lighthouse in this process, that forgets a silent group after two seconds."""
-    from torchft.coordination import LighthouseServer
+    from torchft.coordination import LighthouseServer  # type: ignore[import-not-found]
 
     waits = {"join_timeout_ms": 5000, "heartbeat_timeout_ms": 2000}
     return LighthouseServer(bind="[::]:0", min_replicas=min_replicas, **waits)
@@ -141,10 +143,11 @@ def main() -> None:
     os.environ.setdefault("RUST_LOG", "error")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=400, help="of the run with a death in it")
+    parser.add_argument("--steps", type=int, default=240, help="of the run with a death in it")
     options = parser.parse_args()
-    shutil.rmtree(options.runs, ignore_errors=True)
-    options.runs.mkdir(parents=True)
+    options.runs.mkdir(parents=True, exist_ok=True)
+    for path in options.runs.glob("killed_?"):
+        shutil.rmtree(path)
     server = lighthouse(2)
     equal = as_data_parallel(Groups(options.runs, server.address()))
     server.shutdown()
@@ -152,8 +155,10 @@ def main() -> None:
     killed = killed_and_healed(Groups(options.runs, server.address()), options.steps)
     server.shutdown()
     versions = f"torch {torch.__version__}, torchft 0.2, Python {platform.python_version()}"
-    print(f"`python benchmarks/learning/replica_groups.py --steps {options.steps}`, {versions}, CPUs, gloo.\n")
-    print("| two groups of one rank beside one run of two ranks, 20 steps in fp32 | |\n| --- | --- |")
+    print(f"`python benchmarks/learning/replica_groups.py`, {versions}, CPUs, gloo.\n")
+    print(
+        "| two groups of one rank beside one run of two ranks, 20 steps in fp32 | |\n| --- | --- |"
+    )
     print(f"| largest difference of a step's loss | {equal['loss']:.3g} |")
     print(f"| largest difference of a weight at the end | {equal['weights']:.3g} |")
     print(f"| of a weight between the two groups | {equal['between groups']:.3g} |\n")
@@ -161,7 +166,9 @@ def main() -> None:
     print(f"| last step of the killed group | {killed['died after']} |")
     print(f"| seconds until the other made a step alone | {killed['seconds alone']:.1f} |")
     print(f"| steps that the other made alone | {killed['steps alone']} |")
-    print(f"| seconds from the start again to a step of two groups | {killed['seconds back']:.1f} |")
+    print(
+        f"| seconds from the start again to a step of two groups | {killed['seconds back']:.1f} |"
+    )
     print(f"| first step of the killed group after its return | {killed['joined at']} |")
     print(f"| groups in the last step | {killed['last participants']:.0f} |")
     print(f"| largest difference of a weight between the two groups | {killed['weights']:.3g} |")

@@ -185,9 +185,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=CASES, ids=lambda case: f"{case.rule}: {case.breaks}")
-def case(
-    request: pytest.FixtureRequest, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> Case:
+def case(request: pytest.FixtureRequest, place: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     request.param.place = place
     has_torchft = request.param.rule != "fault_tolerance.package"
     monkeypatch.setattr(FaultTolerance, "has_torchft", staticmethod(lambda: has_torchft))

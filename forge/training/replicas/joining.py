@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ReduceOp, TCPStore
+from torch.distributed import ReduceOp, TCPStore  # type: ignore[attr-defined]
 
 from forge.config.optimizers.fault_tolerance import LIGHTHOUSE, FaultTolerance
 from forge.parallel.ranks import Ranks
@@ -36,7 +36,11 @@ class Joining:
         Raises ValueError without an answer of the lighthouse.
         """
         os.environ.setdefault("RUST_LOG", "warn")  # of torchft, which else writes 6 lines a step
-        from torchft import Manager, ProcessGroupGloo, ProcessGroupNCCL
+        from torchft import (  # type: ignore[import-not-found]
+            Manager,
+            ProcessGroupGloo,
+            ProcessGroupNCCL,
+        )
 
         wait = timedelta(milliseconds=section.process_group_timeout_ms)
         kinds = {"gloo": ProcessGroupGloo, "nccl": ProcessGroupNCCL}

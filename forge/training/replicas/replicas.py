@@ -48,7 +48,8 @@ class Replicas(Callback):
         self.healed = False
         self.participants = 0
         loader = loop.loader
-        assert isinstance(loader, TrainLoader) and loader.rewrite is None
+        assert isinstance(loader, TrainLoader)
+        assert loader.rewrite is None
         self.loader = loader
         loader.rewrite = self._begin_step
 
@@ -122,7 +123,9 @@ class Replicas(Callback):
         ranks = self.loop.session.ranks
         own = sum((batch["targets"] != IGNORE_INDEX).sum() for batch in step.batches)
         counted = torch.as_tensor(own, device=loss.device).double()
-        values = torch.stack([ranks.total(counted), loss.double(), *(v.double() for v in sums.values())])
+        values = torch.stack(
+            [ranks.total(counted), loss.double(), *(v.double() for v in sums.values())]
+        )
         gradients = [local(p.grad) for _, p in self.loop.update.named if p.grad is not None]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         if self.section.process_group == "gloo":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from forge.tensors.local import local
 from forge.tensors.masters import exact_state, round_masters
@@ -44,9 +45,9 @@ def load_training_state(loop: Loop, state: dict[str, Any]) -> None:
     loop.model.train(loop.model.training)  # frees weights that are still gathered
     ours, theirs = exact_state(loop.model), state["model"]
     for name in sorted(ours.keys() | theirs.keys()):
-        shapes = [tuple(local(side[name]).shape) if name in side else None for side in (ours, theirs)]
-        if shapes[0] != shapes[1]:
-            message = f"{name} is {shapes[0]} here and {shapes[1]} in another replica group"
+        here, there = _shape(ours.get(name)), _shape(theirs.get(name))
+        if here != there:
+            message = f"{name} is {here} here and {there} in another replica group"
             raise ValueError(f"fault_tolerance: {message}; give all the same model and layout")
     for name, value in ours.items():
         local(value).copy_(theirs[name])
@@ -58,6 +59,10 @@ def load_training_state(loop: Loop, state: dict[str, Any]) -> None:
     loop.loader.load_state_dict({"samples": loop.state.samples})
 
 
+def _shape(value: torch.Tensor | None) -> tuple[int, ...] | None:
+    return None if value is None else tuple(local(value).shape)
+
+
 def _load_optimizer(loop: Loop, state: dict[str, torch.Tensor]) -> None:
     """Give each parameter's state the layout of the parameter, where it has the same shape."""
     parameters = dict(loop.model.named_parameters())
@@ -65,7 +70,8 @@ def _load_optimizer(loop: Loop, state: dict[str, torch.Tensor]) -> None:
     for key, value in state.items():
         parameter = parameters[key.rpartition("/")[0]].detach()
         laid_out[key] = value
-        if value.ndim and value.shape == local(parameter).shape and local(parameter) is not parameter:
+        is_cut = isinstance(parameter, DTensor)
+        if is_cut and value.ndim and value.shape == local(parameter).shape:
             room = torch.empty_like(parameter, dtype=value.dtype)
             local(room).copy_(value)
             laid_out[key] = room

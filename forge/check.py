@@ -179,6 +179,7 @@ def _choices(composition: Composition) -> str:
     """The chosen options of groups, without the groups of sweeps."""
     choices = {group: composition.choices.get(group) for group in composition.library.groups()}
     usual = {"launch": "local", "scaling": "none", "rollout": "none", "diloco": "off"}
+    usual["fault_tolerance"] = "off"
     for group, plain in usual.items():
         if choices[group] == plain:
             del choices[group]

@@ -63,6 +63,7 @@ GUIDES = {
     "metrics": "runs.md",
     "profiling": "how_to.md",
     "diloco": "layouts.md",
+    "fault_tolerance": "layouts.md",
     "run": "runs.md",
     "launch": "launching.md",
     "plan": "planning.md",

@@ -20,6 +20,7 @@ from forge.config.model.layer import Model
 from forge.config.objectives.base import Objective
 from forge.config.optimizers.base import Optimizer
 from forge.config.optimizers.diloco import DiLoCo
+from forge.config.optimizers.fault_tolerance import FaultTolerance
 from forge.config.optimizers.schedules import Scheduler
 from forge.config.parallel import Parallel
 from forge.config.plan import Plan
@@ -63,6 +64,7 @@ class Config(Section):
     optimizer: Optimizer = MISSING
     scheduler: Scheduler = MISSING
     diloco: DiLoCo = MISSING
+    fault_tolerance: FaultTolerance = MISSING
     precision: Precision = MISSING
     quantization: Quantization = MISSING
     parallel: Parallel = MISSING

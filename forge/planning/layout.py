@@ -7,9 +7,9 @@ from forge.config.root import Config
 
 
 def data_ranks(config: Config) -> int:
-    """Number of ranks with their own data: dp_replicate * dp_shard * ep."""
-    parallel = config.parallel
-    return max(parallel.dp_shard, 1) * parallel.dp_replicate * parallel.ep
+    """Number of ranks with their own data: dp_replicate * dp_shard * ep, of all replica groups."""
+    parallel, groups = config.parallel, config.fault_tolerance.groups
+    return groups * max(parallel.dp_shard, 1) * parallel.dp_replicate * parallel.ep
 
 
 def sequences_of_rank(config: Config) -> int:

@@ -33,7 +33,7 @@ from forge.training.entries import build_entries
 from forge.training.loop import Loop
 from forge.training.process import say
 from forge.training.session import Session
-from forge.training.start import begin, choose_start
+from forge.training.start import Start, begin, choose_start
 from forge.training.step import Update
 from forge.training.step_source import source_of
 
@@ -92,12 +92,21 @@ def build_loop(session: Session, ledger: Ledger | None = None) -> Loop:
         votes=votes,
         ledger=ledger,
     )
-    begin(start, checkpointer, loop)
+    _begin(start, checkpointer, loop)
     if local:
         local.forget_after(loop.state.step)
     if ranks.main:
         keep(session)
     return loop
+
+
+def _begin(start: Start, checkpointer: Checkpointer, loop: Loop) -> None:
+    """Join the other replica groups, if any, and load the start."""
+    if loop.config.fault_tolerance.enabled:
+        from forge.training.replicas.replicas import join_replicas  # of few runs
+
+        join_replicas(loop)
+    begin(start, checkpointer, loop)
 
 
 def _order_callbacks(

@@ -185,6 +185,7 @@ def train_loader(
 ) -> TrainLoader:
     """Build the loader of this rank's part of every batch."""
     train, data = config.train, config.data
+    rank, num_ranks = config.fault_tolerance.part_of(*ranks.batch)
     return TrainLoader(
         text,
         objective,
@@ -194,8 +195,8 @@ def train_loader(
         batch_size=train.batch_size,
         sizes=train.batch_sizes,
         seq_lens=train.seq_lens if train.seq_len_stages else None,
-        rank=ranks.batch[0],
-        num_ranks=ranks.batch[1],
+        rank=rank,
+        num_ranks=num_ranks,
         num_workers=data.num_workers,
         pin_memory=data.pin_memory and device.type == "cuda",
         prefetch_factor=data.prefetch_factor,

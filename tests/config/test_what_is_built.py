@@ -96,7 +96,7 @@ FORGE = {
         }.items()
         for name in names.split()
     }
-    | {"forge.training.callback.Callback"},
+    | {"forge.training.callback.Callback", "forge.training.replicas.replicas.Replicas"},
     "techniques": set(),
     "trackers": {
         "forge.trackers.csv_file.CSVFile",

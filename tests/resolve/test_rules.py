@@ -17,6 +17,7 @@ from helpers.advice import alternatives
 from helpers.folders import write_folder
 from helpers.refusing import SMALL, problems, resolved
 
+from forge.config.optimizers.fault_tolerance import FaultTolerance
 from forge.config.problems import Problem
 from forge.resolve.rules.all import RULES
 from forge.rundir import checkpoints, saved_config
@@ -184,8 +185,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=CASES, ids=lambda case: f"{case.rule}: {case.breaks}")
-def case(request: pytest.FixtureRequest, place: Path) -> Case:
+def case(request: pytest.FixtureRequest, place: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     request.param.place = place
+    has_torchft = request.param.rule != "fault_tolerance.package"
+    monkeypatch.setattr(FaultTolerance, "has_torchft", staticmethod(lambda: has_torchft))
     return request.param
 
 

@@ -26,6 +26,8 @@ FREE = {
     "interval_minutes local_dir local_interval local_partner local_ranks remote "
     "keep_best keep_last_n last per_decade read_by_one_replica resume_from steps",
     "data": "cache_dir max_bad_rows num_workers pad_to_multiple_of pin_memory prefetch_factor",
+    "fault_tolerance": "lighthouse min_replica_size process_group process_group_timeout_ms "
+    "quorum_timeout_sec replica_id",
     "model": "fused_gate_up fused_qkv recipe",
     "objective": "teacher_tp",
     "rollout": "batch_size keep_last key_variable model reload reload_body retries table_rows "
@@ -59,7 +61,7 @@ IDENTITY = {
     "skip_step_scaling_factor use_qk_clip qk_clip_threshold",
 }
 IDENTITY_AS_A_WHOLE = {"model", "objective", "optimizer", "precision", "quantization", "scheduler"}
-IDENTITY_AS_A_WHOLE |= {"adapter", "diloco", "rollout", "tokenizer"}
+IDENTITY_AS_A_WHOLE |= {"adapter", "diloco", "fault_tolerance", "rollout", "tokenizer"}
 
 
 def test_every_option_is_decided() -> None:

@@ -35,7 +35,15 @@ from forge.resolve.rules import (
     streaming,
     training,
 )
-from forge.resolve.rules.steps import branch, diloco, horizon, local_tier, remote, stages
+from forge.resolve.rules.steps import (
+    branch,
+    diloco,
+    fault_tolerance,
+    horizon,
+    local_tier,
+    remote,
+    stages,
+)
 
 OF_COMPONENTS = [sys.modules[name] for name in schemas.schema_modules()]
 OF_ALL = (
@@ -50,6 +58,7 @@ OF_ALL = (
     horizon,
     stages,
     diloco,
+    fault_tolerance,
     local_tier,
     remote,
     training,

@@ -1,0 +1,106 @@
+"""The connection of this group to the others: quorum, gradients and votes, by torchft."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp, TCPStore  # type: ignore[attr-defined]
+
+from forge.config.optimizers.fault_tolerance import LIGHTHOUSE, FaultTolerance
+from forge.parallel.ranks import Ranks
+
+
+class Joining:
+    """The manager of torchft for this rank of its group, and the store that its ranks meet at.
+
+    Each rank exchanges with the ranks of the same number in the other groups.
+    """
+
+    def __init__(
+        self,
+        section: FaultTolerance,
+        ranks: Ranks,
+        *,
+        state: Callable[[], dict[str, Any]],
+        load: Callable[[dict[str, Any]], None],
+        step: int,
+    ) -> None:
+        """state: what a returning group gets from this group; load: takes it. step: updates so far.
+
+        Raises ValueError without an answer of the lighthouse.
+        """
+        os.environ.setdefault("RUST_LOG", "warn")  # of torchft, which else writes 6 lines a step
+        from torchft import (  # type: ignore[import-not-found]
+            Manager,
+            ProcessGroupGloo,
+            ProcessGroupNCCL,
+        )
+
+        wait = timedelta(milliseconds=section.process_group_timeout_ms)
+        kinds = {"gloo": ProcessGroupGloo, "nccl": ProcessGroupNCCL}
+        host, port = self._meet(ranks)
+        address = section.lighthouse or os.environ.get(LIGHTHOUSE)
+        try:
+            self.manager: Any = Manager(
+                pg=kinds[section.process_group](timeout=wait),
+                load_state_dict=load,
+                state_dict=state,
+                min_replica_size=section.min_replica_size,
+                use_async_quorum=False,  # a group heals before it computes, and then counts
+                timeout=wait,
+                quorum_timeout=timedelta(seconds=section.quorum_timeout_sec),
+                connect_timeout=wait,
+                rank=ranks.rank,
+                world_size=ranks.size,
+                store_addr=host,
+                store_port=port,
+                lighthouse_addr=address,
+                replica_id=f"forge_{section.replica_id}",
+            )
+        except (RuntimeError, TimeoutError, OSError) as error:
+            hint = "start `torchft_lighthouse --min_replicas 1 --bind '[::]:29510'` first"
+            message = f"fault_tolerance.lighthouse={address} does not answer"
+            raise ValueError(f"{message} ({error}); {hint}") from error
+        self.manager.load_state_dict({"step": step, "batches_committed": 0})
+
+    def _meet(self, ranks: Ranks) -> tuple[str, int]:
+        """The store of this group, started by its main rank."""
+        self.store: TCPStore | None = None
+        where: tuple[str, int] | None = None
+        if ranks.main:
+            host = socket.gethostname() if ranks.size > 1 else "localhost"
+            self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+            where = host, self.store.port
+        where = ranks.from_main(where)
+        assert where is not None
+        return where
+
+    def quorum(self) -> None:
+        """Agree on the groups of an update; a group that is behind loads the state of another."""
+        self.manager.start_quorum()
+        if error := self.manager.errored():
+            # Not fatal: the vote on this update fails, and a new quorum follows.
+            self.manager._logger.warn(f"quorum: {error}")
+
+    @property
+    def participants(self) -> int:
+        return self.manager.num_participants()
+
+    def sum(self, values: Tensor) -> None:
+        """The sum over groups, in place; after a failure the vote says no."""
+        self.manager.allreduce(values, reduce_op=ReduceOp.SUM).wait()
+
+    def vote(self) -> bool:
+        """Whether every rank of this group has the sums."""
+        return self.manager.should_commit()
+
+    def close(self) -> None:
+        self.manager.shutdown(wait=False)
+        if torch.distributed.is_available():
+            self.manager._pg.abort()

@@ -219,30 +219,66 @@ class _OfRank:
         if self.activations.recomputes_last(self.stage):
             parts["activations"] = parts.get("activations", 0) + self._block()
         parts["gradients inside a block"] = self._inside_block()
-        return parts | self._gradients_of(self._trained().outside_at_once, before)
+        trained = self._trained()
+        # The embedding of a first stage, and what else is outside of its blocks, comes last.
+        outside = trained.outside_at_once if self.share.last else 0
+        in_first = self._gradients_of(outside, before, arriving=trained.block)
+        moments = [parts | in_first]
+        if self.fsdp:  # gradients of the head are copied before a block has any
+            of_head = self._gradients_of(outside, before, arriving=outside)
+            without = {"gathered weights": self._gathered("block")} | self._kept()
+            moments.append(without | of_head)
+        if self.fsdp and len(self.share.layers) > 1:
+            moments.append(self._in_second_block(outside, before, parts))
+        return max(moments, key=lambda moment: sum(moment.values()))
+
+    def _in_second_block(
+        self, outside: int, before: Mapping[str, int], parts: Mapping[str, int]
+    ) -> dict[str, int]:
+        """Parts while the first block's gradients are reduced and the second one has its own."""
+        block = self._trained().block
+        kept = self._kept().get("activations", 0)
+        of_first = kept // len(self.share.layers)
+        parts = dict(parts) | {"activations": parts.get("activations", 0) - of_first}
+        if len(self.share.layers) == 2:
+            parts["gathered weights"] = self._gathered("block")
+        gradients = self._gradients_of(block, before, arriving=block)
+        shards = max(self.config.parallel.fsdp, 1)
+        present = before.get(self.gradients, 0) + self.weight * -(-(outside + block) // shards)
+        return parts | gradients | {self.gradients: min(self.whole, present)}
 
     def _backward_ends(self, before: Mapping[str, int]) -> dict[str, int]:
-        """Parts in the last block of the backward pass, whose own gradients are half there; the
-        gradient of the embedding comes after it.
+        """Parts in the last block of the backward pass, whose own gradients are half there, or not
+        yet reduced; the gradient of the embedding comes after it.
         """
         trained, whole = self._trained(), self.whole
         shards = max(self.config.parallel.fsdp, 1)
-        parts = {"gathered weights": self._gathered("two_blocks")}
+        parts = {"gathered weights": self._gathered("block")}  # no other block is on its way
         parts["activations"] = self._block()
         parts["gradients inside a block"] = self._inside_block()
         if self.config.train.optimizer_in_backward:
-            return parts | self._gradients_of(trained.block, before)
-        missing = trained.outside - trained.outside_at_once + trained.block // 2
-        present = whole - min(self.weight * missing // shards, whole)
+            return parts | self._gradients_of(trained.block, before, trained.block)
+        missing = (trained.outside - trained.outside_at_once) // shards
+        if self.fsdp:  # which reduces a block's gradients at its end
+            experts = trained.experts // len(self.share.layers)
+            missing += (trained.block - experts) // shards
+            missing += experts // max(self.config.parallel.efsdp, 1)
+        else:
+            missing += trained.block // 2
+        present = whole - min(self.weight * missing, whole)
         in_block = sum(parts.values())
         if present + in_block < whole:  # the gradients of all need more than any block
             return {self.gradients: whole}
-        parts |= self._gradients_of(trained.block, before)
+        parts |= self._gradients_of(trained.block, before, trained.block)
         return parts | {self.gradients: present}
 
-    def _gradients_of(self, values: int, before: Mapping[str, int]) -> dict[str, int]:
-        """Gradients of some parameters: with FSDP as backward gives them, and copies to reduce."""
-        shards, block = max(self.config.parallel.fsdp, 1), self._trained().block
+    def _gradients_of(
+        self, values: int, before: Mapping[str, int], arriving: int
+    ) -> dict[str, int]:
+        """Gradients of some parameters: with FSDP copies to reduce, and `arriving` others as
+        backward gives them.
+        """
+        shards = max(self.config.parallel.fsdp, 1)
         parts = dict(before)
         parts[self.gradients] = min(
             self.whole, before.get(self.gradients, 0) + self.weight * -(-values // shards)
@@ -250,8 +286,8 @@ class _OfRank:
         if self.fsdp:
             kind = self.unreduced_kind
             copied = 0 if "unreduced gradients (fp32)" in before else BYTES[kind]
-            name, of_parameter = f"unreduced gradients ({kind})", self.width + copied
-            parts[name] = before.get(name, 0) + of_parameter * max(values, block)
+            name = f"unreduced gradients ({kind})"
+            parts[name] = before.get(name, 0) + copied * values + self.width * arriving
         return parts
 
     def _kept(self) -> dict[str, int]:
@@ -311,6 +347,8 @@ class _OfRank:
             share, factor = counted(config, self.model, share, resident, adapter), 1
         stays = parallel.pp > 1 or parallel.reshard_after_forward == "never"
         gathered = getattr(share, "parameters" if stays and stay else values)
+        if values == "two_blocks" and not stays and parallel.ep > 1 and parallel.efsdp == 1:
+            gathered -= share.experts // len(share.layers)  # cast at their use, not ahead
         if stay and 1 < parallel.regathering_ranks < parallel.fsdp:  # parts that wait for backward
             gathered += share.parameters // parallel.regathering_ranks
         return factor * gathered

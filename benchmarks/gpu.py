@@ -2,7 +2,7 @@
 against the CPU, training of 8 billion parameters in every number format, experts, checkpoints.
 
     python benchmarks/gpu.py --list                    # phases, cases and their longest times
-    python benchmarks/gpu.py --out results             # nine minutes; the same again goes on
+    python benchmarks/gpu.py --out results             # nine minutes; the same again continues
     python benchmarks/gpu.py --out results --only ceilings,8b --budget 300
     python benchmarks/gpu.py --out results --device cpu --tiny     # all of it, on a CPU, in small
 
@@ -210,7 +210,7 @@ def main() -> int:
         write_table(options, rows)
     write_table(options, rows)
     if left:
-        print(f"{len(left)} cases are left; the same command goes on: {left[0].name}, ...")
+        print(f"{len(left)} cases are left; the same command continues: {left[0].name}, ...")
     return 0
 
 

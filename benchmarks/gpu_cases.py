@@ -25,7 +25,7 @@ import forge
 from forge import cli
 from forge.models.init import init_weights
 from forge.models.plain import make_model
-from forge.models.sampling import How, continue_rows
+from forge.models.sampling import ContinuationOptions, continue_rows
 from forge.models.sdpa import CUDNN_FIRST, causal_attention
 from forge.objectives.cross_entropy import cross_entropy
 from forge.parallel.ranks import Ranks
@@ -112,7 +112,7 @@ def sdpa(options: argparse.Namespace) -> dict[str, Any]:
     if kernel == "efficient":  # which takes as many key heads as heads
         k, v = (x.detach().repeat_interleave(heads // shared, 1).requires_grad_() for x in (k, v))
     if options.tiny and kernel in ("efficient", "cudnn"):
-        kernel = CUDNN_FIRST  # a CPU has neither; those behind it are taken
+        kernel = CUDNN_FIRST  # a CPU has neither; those after it are taken
     a, b, c = (x[:1, :, :256].float() for x in (q, k, v))
     exact = causal_attention(a, b, c, "math")
     error = causal_attention(a.to(dtype), b.to(dtype), c.to(dtype), kernel).float() - exact
@@ -174,8 +174,8 @@ def experts(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def checkpoint(options: argparse.Namespace) -> dict[str, Any]:
-    """How much longer steps with a save, and those behind them, take than others; and a run that
-    goes on from the save against one that never stopped.
+    """How much longer steps with a save, and those after them, take than others; and a run that
+    resumes from the save against one that never stopped.
     """
     model = "model=llama3_2_1b train=long train.seq_len=2048 train.batch_size=2 precision=bf16"
     words = f"{model} optimizer=adamw_large checkpoint.interval=6 train.max_steps=16"
@@ -256,7 +256,9 @@ def generation(options: argparse.Namespace) -> dict[str, Any]:
         prompts = [[1 + (i + at) % 256 for at in range(length)] for i in range(several)]
 
         def continued(tokens: int, prompts: list[list[int]] = prompts) -> None:
-            continue_rows(model, prompts, tokens, How(), options.device, range(len(prompts)))
+            continue_rows(
+                model, prompts, tokens, ContinuationOptions(), options.device, range(len(prompts))
+            )
 
         first = timed(lambda: continued(1), options.device, times=3)
         every = timed(lambda: continued(number), options.device, times=3)

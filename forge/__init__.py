@@ -65,7 +65,7 @@ if TYPE_CHECKING:
         config_dirs: Sequence[str] = (),
         background: bool = False,
     ) -> Result | Background:
-        """Let a run go on with its own overrides, then `overrides`; otherwise as `train`."""
+        """Let a run continue with its own overrides, then `overrides`; otherwise as `train`."""
         ...
 
 

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Cancel points and print each ended point; 1 for a point out of reach from this machine, 2 for
     neither a sweep nor a run.
     """
-    about = "End points of a sweep, or all of it, or a run. What runs saves first, and goes on "
+    about = "End points of a sweep, or all of it, or a run. What runs saves first, and continues "
     about += "with the same command again."
     arguments = points_parser("forge.cancel", about, "of points; none = all that are not done")
     options = cli.parse(arguments, argv)

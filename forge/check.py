@@ -344,8 +344,8 @@ def _resumed(config: Config) -> list[Row]:
     start = "the beginning: it has no checkpoint that can be used"
     if newest:
         start = f"step {newest.step} of {config.train.max_steps}"
-    passed = [(f"  passed over: {checkpoint.path.name}", fault) for checkpoint, fault in skipped]
-    return [("goes on from", start), *passed]
+    passed = [(f"  skipped: {checkpoint.path.name}", fault) for checkpoint, fault in skipped]
+    return [("resumes from", start), *passed]
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from forge.launch.sweep.state import FAILED, PARTIAL, QUEUED, RUNNING, WAITING
 from forge.report import filters
 from forge.report.inventory import FOLDERS, Entry
 from forge.rundir.extent import extent
-from forge.rundir.lock import InUse, Lock, in_use
+from forge.rundir.lock import DirectoryInUse, Lock, in_use
 from forge.rundir.untrusted import leads_out
 
 ABOUT = """List the runs below a folder for which all of these are true, and remove them once you
@@ -118,7 +118,7 @@ def _remove_all(found: Sequence[Entry]) -> int:
     for entry in found:
         try:
             remove(entry)
-        except (ConfigError, InUse, OSError) as error:
+        except (ConfigError, DirectoryInUse, OSError) as error:
             print(cli.printable(f"left: {entry.name}: {error}"), file=sys.stderr)
         else:
             removed.append(entry)
@@ -136,7 +136,7 @@ def remove(entry: Entry) -> None:
     path = entry.run.path
     with Lock(path, advice="It is left").acquire(patience=0.0):
         if extent(path).written != entry.extent.written:
-            raise InUse(f"{path} has changed since it was listed. It is left")
+            raise DirectoryInUse(f"{path} has changed since it was listed. It is left")
         aside = path.with_name(f".{path.name}.removed")
         path.rename(aside)
     shutil.rmtree(aside)

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the code for a shell, or, called by the code, the completions of a line."""
     arguments = cli.Parser("forge.completion", "What makes the tab key complete in a shell.")
     arguments.add_argument("shell", nargs="?", metavar="SHELL", help=", ".join(SHELLS))
-    query = "instead, print how this line may go on"
+    query = "instead, print how this line may continue"
     arguments.add_argument("--query", metavar="LINE", help=query)
     options = arguments.parse_args(argv)
     if options.query is not None:

@@ -224,7 +224,7 @@ def _memory(one: Layout) -> list[str]:
 
 
 def _table(fitting: Sequence[Layout], config: Config, node: int) -> list[str]:
-    """A table of the best layout of each choice of degrees, filled up with further layouts."""
+    """A table of the best layout of each choice of degrees, padded with further layouts."""
     head = ("", "layout", "step", "tokens/s a GPU", "MFU", "memory", "behind the best by")
     rows: list[Sequence[str]] = [head]
     device = device_of(config)

@@ -29,7 +29,7 @@ EVERY = 10.0  # seconds between lines, where there is no terminal
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make OUT, or go on with OUT, and print the summary; 2 for a refused request."""
+    """Make OUT, or continue with OUT, and print the summary; 2 for a refused request."""
     arguments = cli.parser("forge.prepare OUT", DESCRIPTION)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     add = arguments.add_argument
@@ -189,10 +189,12 @@ class _Meter:
 
     def __call__(self, stage: str, done: int, of: int, tokens: int) -> None:
         now = time.monotonic()
-        if stage == "go on":
+        if stage == "continue":
             self.at_first = done
         if stage != "tokenise" or not done:
-            self._show(f"{stage}: {done / of:.0%} is there" if stage == "go on" else stage, stage)
+            self._show(
+                f"{stage}: {done / of:.0%} is there" if stage == "continue" else stage, stage
+            )
             self.began = now
             return
         began = self.began or now

@@ -1,4 +1,4 @@
-"""`python -m forge.resume RUN [overrides]`: let a run go on from the overrides it was made with.
+"""`python -m forge.resume RUN [overrides]`: let a run resume from the overrides it was made with.
 
 Examples:
     python -m forge.resume runs/mine
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Resume, and exit with the worker's code; 2 when the run cannot go on with these overrides."""
-    description = "Let a run go on: with the overrides it was made with, then those given here."
+    """Resume, and exit with the worker's code; 2 when the run cannot resume with these overrides."""
+    description = "Let a run continue: with the overrides it was made with, then those given here."
     arguments = cli.parser("forge.resume", description, takes="RUN [OVERRIDE ...]")
     from forge.train import on_ranks
 
@@ -69,7 +69,7 @@ def _main(options, rendezvous: Rendezvous | None) -> int:
 
     if not options.overrides:
         hint = "python -m forge.resume runs/<run>"
-        raise refusal("RUN", "which run is to go on?", hint, COMMAND_LINE)
+        raise refusal("RUN", "which run is to continue?", hint, COMMAND_LINE)
     place, *typed = options.overrides
     run_dir, said = _run_of(place)
     resolution, overrides = _resolved(run_dir, [*said, *typed], options.config_dir)
@@ -91,7 +91,7 @@ def _resolved(
     """The run, with all of its overrides. Raises ConfigError."""
     for text in typed:
         if text.lstrip("+").startswith("run.dir="):
-            message = f"it is the run in {place} that goes on, in its own directory."
+            message = f"it is the run in {place} that continues, in its own directory."
             raise refusal(text, message, "leave it out", COMMAND_LINE)
     words = words_for_ranks(overrides_of(place, typed), config_dirs)
     composition, resolution = cli.resolved(words, config_dirs)
@@ -183,7 +183,7 @@ def _asks(run_dir: Path, words: Sequence[str], what: str, key: Sequence[str] = (
 
 def _without_replaced(own: Sequence[str], typed: Sequence[str]) -> list[str]:
     """The run's own overrides without run.allow_change, without overrides inside a group chosen
-    anew, and without another horizon where one is typed: a change allowed once is asked for again.
+    again, and without another horizon where one is typed: a change allowed once is asked for again.
     """
 
     def key(text: str) -> str:
@@ -203,7 +203,7 @@ def _resume(
     config_dirs: Sequence[str] = (),
     background: bool = False,
 ) -> Result | Background:
-    """Let a run go on with the run's own overrides, then `overrides`; raises as forge.run.train."""
+    """Resume a run with the run's own overrides, then `overrides`; raises as forge.run.train."""
     from forge.run import ended
 
     run_dir, said = _run_of(run)

@@ -31,7 +31,7 @@ from forge.resolve.resolve import Resolution, resolve
 from forge.resolve.rules.devices import HOST_MEMORY
 from forge.rundir import directory, outcome
 from forge.rundir.checkpoints import newest_usable, saved_folder
-from forge.rundir.directory import Before
+from forge.rundir.directory import DirectoryState
 from forge.rundir.on_end import run_on_end
 from forge.rundir.outcome import FAILED, Result
 from forge.rundir.saved_config import CHANGES
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 def train(config: Config, *, background: bool = False) -> Result | Background:
     """Train a composed config and return the run's result; the status is "stopped" after a signal.
 
-    With the run.dir of an existing run, the existing run goes on. background: return at once, while
-    the run trains in separate processes. Raises ConfigError (a ValueError) for a refused config,
-    RuntimeError when the run fails, KeyboardInterrupt for SIGINT before the run began.
+    With the run.dir of an existing run, the existing run continues. background: return at once,
+    while the run trains in separate processes. Raises ConfigError (a ValueError) for a refused
+    config, RuntimeError when the run fails, KeyboardInterrupt for SIGINT before the run began.
     """
     if not isinstance(config, Config):
         type_name = type(config).__name__
@@ -93,7 +93,7 @@ def _not_behind(what: str, fix: str) -> ConfigError:
     return refusal("background=True", what, fix)
 
 
-def _behind(made: Made) -> Background:
+def _behind(made: PreparedRun) -> Background:
     """Start a run's ranks apart from the signals to this process and its terminal."""
     run_dir = made.run_dir
     words: list[str] = []
@@ -134,7 +134,7 @@ def _result(ended: Ended, *, asked_to_stop: bool = False) -> Result:
     if result.status == "stopped" and outcome.rank() == 0:
         saved = newest_usable(saved_folder(ended.run_dir), to_go_on=True)[0]
         call = f"forge.resume({directory.short(ended.run_dir)!r})"
-        text = "saved; it goes on with" if saved else "and nothing is saved; it begins again with"
+        text = "saved; it continues with" if saved else "and nothing is saved; it begins again with"
         print(f"stopped after {result.step:,} steps, {text}: {call}")
     return result
 
@@ -170,16 +170,16 @@ class Ended:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class PreparedRun:
     """A run directory ready for its ranks. before: the directory's content before the run."""
 
     run_dir: Path
     resolution: Resolution
-    before: Before
+    before: DirectoryState
     elastic: Elastic
 
     def start(self, **options: Any) -> RestartedRanks:
-        """Start the ranks; options: as of `Ranks`."""
+        """Start the ranks; options: as in `Ranks`."""
         run, world = self.resolution.config.run, self.resolution.world
         gpus = visible_gpus(world.size) if world.device == "cuda" and run.elastic else []
         options |= {"gpus": gpus, "trust": run.trust}
@@ -255,14 +255,14 @@ def _make_run(
     config_dirs: Sequence[str] = (),
     *,
     job: bool = False,
-) -> Made:
+) -> PreparedRun:
     """Make the run directory, or take up an existing one; print its path and the changed options.
     Raises ConfigError.
     """
     if resolution.config.checkpoint.remote:
         from forge.rundir.remote.brought import prepare_store
 
-        if prepare_store(resolution.config):  # a run was brought here: it is one that goes on
+        if prepare_store(resolution.config):  # a run was brought here: it is one that continues
             resolution = resolve(resolution.config)
     config = resolution.config
     previous = directory.before(config)
@@ -271,7 +271,7 @@ def _make_run(
     note_submission(run_dir)
     # A fresh local run prints the command to resume only once it has begun.
     goes_on = job and config.checkpoint.enabled if previous.fresh else _can_go_on(run_dir, config)
-    resume_note = f"   (goes on with: {directory.resume_command(run_dir)})" if goes_on else ""
+    resume_note = f"   (continues with: {directory.resume_command(run_dir)})" if goes_on else ""
     print(f"run directory: {directory.short(run_dir)}{resume_note}")
     for change in changes:
         was = f"   (was {shown(change.before)}; kept in {CHANGES})"
@@ -280,7 +280,7 @@ def _make_run(
     elastic = Elastic(
         run_dir=run_dir, resolution=resolution, overrides=overrides, config_dirs=config_dirs
     )
-    return Made(run_dir=run_dir, resolution=resolution, before=previous, elastic=elastic)
+    return PreparedRun(run_dir=run_dir, resolution=resolution, before=previous, elastic=elastic)
 
 
 def _can_go_on(run_dir: Path, config: Config) -> bool:

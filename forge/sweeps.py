@@ -34,7 +34,7 @@ def sweep(
     config_dirs: Sequence[str] = (),
 ) -> Sweep:
     """Run the missing points of a sweep, as python -m forge.train -m, and return the sweep; the
-    same call again goes on with stopped points.
+    same call again continues with stopped points.
 
     overrides: of all points, as for forge.compose; typed overrides may have several values. over:
     the values of each varied key; every combination is a point. Raises ConfigError with the
@@ -49,7 +49,7 @@ def sweep(
     devices = find_devices()
     flight = Preflight(words, config_dirs, devices)
     if sweeping.fly(flight, devices) > 128:
-        print("the same call of forge.sweep goes on with what was stopped")
+        print("the same call of forge.sweep continues with what was stopped")
     return Sweep(flight.place)
 
 
@@ -78,7 +78,7 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A sweep by its directory; every property reads the directory anew."""
+    """A sweep by its directory; every property reads the directory again."""
 
     path: Path
 

@@ -1,7 +1,7 @@
 """The verbs of forge: what each does, and examples of its use, as its module says them.
 
 A verb is a module, `forge/NAME.py` or `forge/NAME/__main__.py`, whose docstring begins with
-"`python -m forge.NAME", says behind a colon what it does, and has examples in indented lines below
+"`python -m forge.NAME", says after a colon what it does, and has examples in indented lines below
 the word Examples.
 """
 

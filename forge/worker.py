@@ -24,7 +24,7 @@ from forge.rundir.checkpoints import newest_usable, saved_folder
 from forge.rundir.directory import prolonging_override, resume_command
 from forge.rundir.failure import FailureReport
 from forge.rundir.files import write_json
-from forge.rundir.lock import InUse, Lock
+from forge.rundir.lock import DirectoryInUse, Lock
 from forge.rundir.logs import write_log
 from forge.rundir.outcome import ERROR, FAILED, REASONS, RESULT, Result, ranks
 from forge.rundir.saved_config import CONFIG, is_run
@@ -97,7 +97,7 @@ def _lead(run_dir: Path, trust: Sequence[str], rendezvous: Rendezvous | None) ->
 
     try:
         lock = Lock(run_dir).acquire()
-    except (InUse, ConfigError) as error:
+    except (DirectoryInUse, ConfigError) as error:
         print(error, file=sys.stderr)
         return end(REFUSED)
     with lock, write_log(run_dir):
@@ -206,9 +206,9 @@ def _report(loop: Loop, reason: str, report: FailureReport) -> None:
 
 def _how_to_prolong(run_dir: Path, done: Result) -> str:
     if not newest_usable(saved_folder(run_dir), to_go_on=True)[0]:
-        return "no checkpoint of it is there to go on from"
+        return "no checkpoint of it is there to resume from"
     override = prolonging_override(run_dir, done.reason, done.step)
-    purpose = "to go on" if override != "..." else "raise what ended it to go on"
+    purpose = "to continue" if override != "..." else "raise what ended it to continue"
     return f"{purpose}: {resume_command(run_dir)} {override}"
 
 

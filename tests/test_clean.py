@@ -178,7 +178,7 @@ def test_what_is_refused(
 
 
 def test_links_are_not_followed(points: dict[str, Path], tmp_path: Path, capsys: Printed) -> None:
-    """Inside a run they keep it from being removed, as they keep it from going on."""
+    """Inside a run they keep it from being removed, as they keep it from continuing."""
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").touch()
     (points["failed"] / "checkpoints").symlink_to(tmp_path / "precious")

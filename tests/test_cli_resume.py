@@ -1,4 +1,4 @@
-"""`python -m forge.resume RUN`: goes on from stored overrides, refuses word by word, and asks for
+"""`python -m forge.resume RUN`: resumes from stored overrides, refuses word by word, and asks for
 consent to code of others.
 """
 
@@ -44,19 +44,19 @@ def test_a_finished_run_is_made_longer_from_elsewhere(tiny_run: Path, tmp_path: 
     (tmp_path / "elsewhere").mkdir()
     os.chdir(tmp_path / "elsewhere")
     done = verb("forge.resume", "../tiny_run")
-    said = "this run is finished: all steps done, after 6 steps; to go on: "
+    said = "this run is finished: all steps done, after 6 steps; to continue: "
     command = f"python -m forge.resume {tiny_run} train.max_steps=12"
     assert (done.returncode, done.stdout.splitlines()[1]) == (0, f"{said}{command}")
     longer = verb(*shlex.split(command)[2:], "metrics.enable_console=true")
     assert (longer.returncode, longer.stderr) == (0, "")
     assert set(longer.stdout.splitlines()[:4]) == {
-        f"run directory: {tiny_run}   (goes on with: python -m forge.resume {tiny_run})",
+        f"run directory: {tiny_run}   (continues with: python -m forge.resume {tiny_run})",
         "  changed: metrics.enable_console=true   (was false; kept in changes.jsonl)",
         "  changed: scheduler.decay_steps=10   (was 4; kept in changes.jsonl)",
         "  changed: train.max_steps=12   (was 6; kept in changes.jsonl)",
     }
     where = "step_6 at step 6, where it stopped in the data: 6 steps to go"
-    assert f"going on from checkpoints/{where}" in longer.stdout
+    assert f"resuming from checkpoints/{where}" in longer.stdout
     assert read(tiny_run / "result.json")["step"] == 12
 
 
@@ -66,7 +66,7 @@ def test_it_starts_a_worker_in_the_run(
     take(*RUN)
     assert resume.main(["run"]) == 0
     assert started == [tmp_path / "run"]
-    again = "goes on with: python -m forge.resume run"
+    again = "continues with: python -m forge.resume run"
     said = ["run directory: run   (" + again + ")", "start: load torch on 1 rank"]
     assert capsys.readouterr().out.splitlines() == said
     assert resume.main(["run", "metrics.log_interval=3", "eval.target=2.5"]) == 0
@@ -131,7 +131,7 @@ NO_RUN = {
     "absent": ("absent is no run directory: there is no such directory.", RUN_OF),
     "folder": ("folder is no run directory: it has no config.yaml.", RUN_OF),
     "file": ("file is no run directory: it has no config.yaml.", RUN_OF),
-    "RUN": ("which run is to go on?", "python -m forge.resume runs/<run>"),
+    "RUN": ("which run is to continue?", "python -m forge.resume runs/<run>"),
 }
 
 
@@ -194,7 +194,7 @@ def test_code_of_others_is_used_only_by_who_asks_for_it(
     assert resume.main(command[3:]) == 0
     assert started == [path]
     assert not Path("run/config.2.yaml").exists(), "it is the same run"
-    printed = capsys.readouterr().out.splitlines()[0].partition("(goes on with: ")[2]
+    printed = capsys.readouterr().out.splitlines()[0].partition("(continues with: ")[2]
     assert shlex.split(printed[:-1]) == command, "what a run prints asks for it as well"
 
 

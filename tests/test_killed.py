@@ -1,4 +1,4 @@
-"""Killed runs go on as if nothing had been; benchmarks/checkpoints/kill_resume.py
+"""Killed runs continue as if nothing had been; benchmarks/checkpoints/kill_resume.py
 and kill_ranks.py do it at length.
 """
 

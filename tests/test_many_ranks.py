@@ -139,7 +139,7 @@ def test_one_command_starts_its_ranks_and_one_that_has_finished_says_so(train, s
     code, out, err = end(spawn(*train, "train.nccl_health_check_interval=2"))
     assert (code, err) == (0, "")  # no rank speaks twice, torch has nothing to complain of
     said = [line for line in out.splitlines() if not line.startswith("data: ")]
-    assert said == [f"run directory: {run}", f"goes on with: python -m forge.resume {run}"]
+    assert said == [f"run directory: {run}", f"continues with: python -m forge.resume {run}"]
     assert steps(run) == [1, 2, 3, 4, 5, 6]
     assert sorted(path.name for path in (run / "logs").iterdir()) == ["rank_0.log", "rank_1.log"]
     code, out, err = end(spawn(*train, "train.nccl_health_check_interval=2"))
@@ -166,7 +166,7 @@ def test_a_rank_that_raises_is_reported_with_its_own_traceback(train, spawn, run
     assert code == 1
     shown = "callbacks.trouble (trouble.Trouble) failed in on_step_end at step 3"
     shown += ": KeyError: 'trouble of its own'"
-    again = f"the run goes on with: python -m forge.resume {run} 'run.trust=[trouble.]'"
+    again = f"the run continues with: python -m forge.resume {run} 'run.trust=[trouble.]'"
     place = f"(the traceback is in {run}/error.json; {again})"
     assert err == f"\nrank 1 of 2: {shown}\n{place}\n"
     error = read_json(run / "error.json")
@@ -187,7 +187,7 @@ def test_one_of_four_is_killed_and_the_same_command_goes_on(train, spawn, run, t
     assert time.monotonic() - began < 5
     assert said == (
         "rank 3 of 4 was ended by SIGKILL (out of memory? lower train.batch_size); "
-        f"the run goes on with: python -m forge.resume {run} 'run.trust=[trouble.]'\n"
+        f"the run continues with: python -m forge.resume {run} 'run.trust=[trouble.]'\n"
     )
     code, _, err = end(process, 15)
     assert (code, "Traceback" in err) == (137, False)
@@ -196,7 +196,7 @@ def test_one_of_four_is_killed_and_the_same_command_goes_on(train, spawn, run, t
     assert not marked(tmp_path)
     code, out, err = end(spawn(*command))
     assert code == 0, err
-    said = r"going on from checkpoints/step_\d+ at step \d+, where it stopped in the data"
+    said = r"resuming from checkpoints/step_\d+ at step \d+, where it stopped in the data"
     assert re.search(said, out)
     assert read_json(run / "result.json")["step"] == max(steps(run)) == 16
     assert not (run / "error.json").exists()
@@ -262,7 +262,7 @@ def torchrun(*arguments: str) -> Command:
 
 @pytest.mark.nightly
 def test_torchrun(launched, spawn, tmp_path):
-    """One directory, one voice, and forge.resume goes on there as well."""
+    """One directory, one voice, and forge.resume continues there as well."""
     local = torchrun("--standalone", "--nproc-per-node", "2")
     code, out, err = end(spawn(*local, *launched))
     assert code == 0, err

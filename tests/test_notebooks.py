@@ -25,7 +25,7 @@ PRINTED = {
     "03_from_python": (
         "step 60/60 | loss ",
         "finished after 60 steps: ",
-        "it goes on with: forge.resume('runs/mine')\nstopped",
+        "it continues with: forge.resume('runs/mine')\nstopped",
         "Decoder of step 60 on cpu, from runs/",
         "sweep: sweeps/rates   (6 points: 6 done)",
         "page: sweeps/rates/report/index.html",

@@ -246,7 +246,7 @@ def test_a_stop_that_takes_too_long_is_ended(running: Callable[..., Process]) ->
 def test_a_mistake_in_the_data_is_said_once_and_leaves_nothing(
     command: Callable[..., list[str]], tmp_path: Path, more: list[str]
 ) -> None:
-    """No run directory, no folder above it, and no advice to go on."""
+    """No run directory, no folder above it, and no advice to continue."""
     bad, place = tmp_path / "bad.jsonl", f"{tmp_path}/new/run"
     bad.write_text('{"text": "fine"}\nnot json\n')
     done = run(command(f"data.path={bad}", f"run.dir={place}", *more))
@@ -264,7 +264,7 @@ def test_a_mistake_in_the_data_is_said_once_and_leaves_nothing(
 def test_what_was_there_before_a_refused_run_stays(
     command: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    """A folder with a hidden file, and a run that goes on after its text has become bad."""
+    """A folder with a hidden file, and a run that continues after its text has become bad."""
     text, place = tmp_path / "mine.txt", tmp_path / "run"
     place.mkdir()
     (place / ".mine").touch()
@@ -277,6 +277,6 @@ def test_what_was_there_before_a_refused_run_stays(
     text.write_bytes(b"\xff")
     done = run([*train, "train.max_steps=4"])
     assert done.returncode == 2
-    again = f"the run goes on with: python -m forge.resume {place}"
+    again = f"the run continues with: python -m forge.resume {place}"
     assert done.stderr.splitlines()[-1] == f"(the traceback is in {place}/error.json; {again})"
     assert checkpoints(place) == ["step_2"]

@@ -100,7 +100,7 @@ def test_options_of_a_folder_are_completed(tmp_path: Path) -> None:
 
 
 def test_bash_replaces_what_was_typed(tmp_path: Path) -> None:
-    """Bash divides words at `=`, and replaces the part behind it alone."""
+    """Bash divides words at `=`, and replaces the part after it alone."""
     script = tmp_path / "forge"
     script.write_text(f'#!/bin/sh\nexec {sys.executable} -m forge "$@"\n')
     script.chmod(0o755)

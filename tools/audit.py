@@ -63,7 +63,7 @@ def _last_line(said: str) -> str:
 
 
 def _passed_over(why: str) -> int:
-    print(f"audit: passed over, nothing was looked at: {why}")
+    print(f"audit: skipped, nothing was looked at: {why}")
     return 0
 
 

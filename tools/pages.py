@@ -30,7 +30,7 @@ model, data, optimizer and so on adds.
 out; *default* is that of the schema, in force where no file of `conf/` states another.
 `python -m forge.explain KEY` shows what a run would use and where the value comes from. \
 *Rules* are explained in [rules.md](rules.md).
-A *free* option may change when a run goes on ([runs.md](../runs.md#the-run-directory)); \
+A *free* option may change when a run continues ([runs.md](../runs.md#the-run-directory)); \
 a larger `train.max_steps` may too.
 """
 OF_KINDS = """\

@@ -40,7 +40,7 @@ STAYS = (
     "tests/parallel/test_rollout_layouts.py::test_steps_equal_those_of_one_device[parallel.tp=2]",
     "tests/hf/test_peft_folders.py::test_adapters_go_out_and_in_again_and_are_merged",
     "tests/training/test_cross_layout.py::",
-    "tests/serve/test_served_rollouts.py::",  # which go on from each other
+    "tests/serve/test_served_rollouts.py::",  # which resume from each other
     "tests/tools/",
 )
 

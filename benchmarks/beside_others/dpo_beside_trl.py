@@ -92,7 +92,7 @@ def table(found: dict[tuple[str, int], list[dict[str, Any]]], tokens: int, optio
 
 
 def write_inputs(folder: Path, pairs: int) -> int:
-    """A model's folder and rows; returns the tokens of both responses, each behind its prompt."""
+    """A model's folder and rows; returns the tokens of both responses, each after its prompt."""
     beside_trl.write_model(folder / "model", **SHAPE)
     draw = random.Random(0)
     rows = [beside_trl.pair(draw) for _ in range(pairs)]

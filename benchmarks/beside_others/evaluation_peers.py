@@ -62,7 +62,7 @@ class Part(Olmes):
 
 
 @dataclass
-class Side:
+class SplitWriter:
     """The answers of one side: a log-likelihood for each choice of each item, and seconds."""
 
     answer: Callable[[str, Sequence[Item]], list[list[float]]]
@@ -79,7 +79,7 @@ class Side:
         self.answers += answers
 
 
-def of_forge(loaded: Any, *, shares: bool) -> Side:
+def of_forge(loaded: Any, *, shares: bool) -> SplitWriter:
     """The engine as forge.evaluate uses it. shares: whether beginnings are read once."""
     engine = Engine(loaded.model, device=loaded.device, shares_beginnings=shares)
 
@@ -90,7 +90,7 @@ def of_forge(loaded: Any, *, shares: bool) -> Side:
         (result,) = runner.run(tasks)
         return [[score[0] for score in row["scores"]] for row in result.rows]
 
-    return Side(answer)
+    return SplitWriter(answer)
 
 
 def of_transformers(file: Path) -> Any:
@@ -102,7 +102,7 @@ def of_transformers(file: Path) -> Any:
     return model.eval()
 
 
-def of_lm_eval(model: Any, folder: Path) -> Side:
+def of_lm_eval(model: Any, folder: Path) -> SplitWriter:
     """lm-eval's model of transformers. folder: has the tokenizer."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
@@ -118,7 +118,7 @@ def of_lm_eval(model: Any, folder: Path) -> Side:
         scores = iter(peer.loglikelihood(asked, disable_tqdm=True))
         return [[next(scores)[0] for _ in item.asks] for item in items]
 
-    return Side(answer)
+    return SplitWriter(answer)
 
 
 def exact(model: Any, tokenizer: Any, items: Sequence[Item]) -> tuple[list[float], list[int]]:
@@ -138,7 +138,7 @@ def exact(model: Any, tokenizer: Any, items: Sequence[Item]) -> tuple[list[float
 
 
 def errors(
-    folder: str, items: Sequence[Item], sides: dict[str, Side], model: Any, tokenizer: Any
+    folder: str, items: Sequence[Item], sides: dict[str, SplitWriter], model: Any, tokenizer: Any
 ) -> None:
     """Print how far both sides and a loop in float32 are from a loop in float64. model: of
     transformers, copied.
@@ -220,7 +220,7 @@ def about(threads: int) -> str:
     return f"{versions}; fp32 on {threads} thread(s) of a CPU, {platform.machine()}."
 
 
-def table(folder: str, items: Sequence[Item], sides: dict[str, Side]) -> bool:
+def table(folder: str, items: Sequence[Item], sides: dict[str, SplitWriter]) -> bool:
     """Print a table of a task; whether all answers are equal."""
     peer = sides["lm-eval"]
     print(f"### {folder}, {len(items)} items\n")

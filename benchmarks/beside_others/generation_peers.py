@@ -31,7 +31,7 @@ import forge
 from forge.config.tokenizers.tokenizer import END_OF_TEXT
 from forge.data.tokenizers.byte_text import ByteText
 from forge.data.tokenizers.tokenizer import Tokenizer
-from forge.models.sampling import How, continue_rows
+from forge.models.sampling import ContinuationOptions, continue_rows
 from forge.models.token_distribution import Sampling
 
 SMOLLM2: dict[str, Any] = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536}
@@ -156,14 +156,16 @@ def forge_writes(
     model: Any, prompts: list[list[int]], tokens: int, way: dict[str, Any], device: torch.device
 ) -> list[list[int]]:
     """By the loop of forge.generate."""
-    return continue_rows(model, prompts, tokens, How(sampling=Sampling(**way)), device).tokens
+    return continue_rows(
+        model, prompts, tokens, ContinuationOptions(sampling=Sampling(**way)), device
+    ).tokens
 
 
 @torch.no_grad()
 def peer_writes(
     model: Any, prompts: list[list[int]], tokens: int, way: dict[str, Any], device: torch.device
 ) -> list[list[int]]:
-    """By `generate`, of prompts that are filled up on the left."""
+    """By `generate`, of prompts that are padded on the left."""
     longest = max(map(len, prompts))
     ids = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
     mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]

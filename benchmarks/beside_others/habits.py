@@ -2,7 +2,7 @@
 
     python benchmarks/beside_others/habits.py
 
-Every command is run as it stands, in an empty folder, with what makes it short behind it.
+Every command is run as it stands, in an empty folder, with what makes it short after it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ HABITS = [
           "forge train debug=overfit train.max_steps=3", ENDED, "run.root=r"),
     Habit("debug: profile", "python train.py debug=profiler",
           "forge check debug=profile", r"(ends after +\d+ steps)", None),
-    Habit("go on from a checkpoint", 'python train.py ckpt_path="/path/to/ckpt/name.ckpt"',
+    Habit("resume from a checkpoint", 'python train.py ckpt_path="/path/to/ckpt/name.ckpt"',
           "forge resume mine train.max_steps=7", ENDED, None),
     Habit("evaluate a checkpoint", 'python eval.py ckpt_path="/path/to/ckpt/name.ckpt"',
           "python -c 'import forge; print(forge.load(\"mine\").evaluate())'",
@@ -117,7 +117,7 @@ def shown(habit: Habit, folder: Path) -> str:
 def main() -> None:
     print("# The habits of lightning-hydra-template, here\n")
     made = "Made by `python benchmarks/beside_others/habits.py`, which runs every command: where"
-    print(f"{made}\nit trains with `{SHORT}` behind it, and shows a part of what it printed.\n")
+    print(f"{made}\nit trains with `{SHORT}` after it, and shows a part of what it printed.\n")
     print("| habit | there | here | prints |\n| --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)

@@ -206,7 +206,7 @@ def stalls() -> Measure:
 
 
 def killed_run(folder: Path) -> Path:
-    """A default run that was killed behind its first checkpoint."""
+    """A default run that was killed after its first checkpoint."""
     run_dir = folder / "killed"
     command = [
         sys.executable,
@@ -238,7 +238,7 @@ def resume_seconds(killed: Path, folder: Path) -> dict[str, float]:
 
     def done() -> bool:
         said = output.read_text()
-        for name, sign in ((PARENT, "run directory: "), (LOADED, "going on from ")):
+        for name, sign in ((PARENT, "run directory: "), (LOADED, "resuming from ")):
             if sign in said:
                 seen.setdefault(name, time.time() - begin)
         times = [
@@ -329,7 +329,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         killed = killed_run(Path(folder))
         found = [resume_seconds(killed, Path(folder)) for _ in range(ROUNDS)]
-    print("From `python -m forge.resume` on the default run, killed behind a checkpoint:\n")
+    print("From `python -m forge.resume` on the default run, killed after a checkpoint:\n")
     print("| what | fastest | median |\n| --- | --- | --- |")
     for name in (PARENT, IMPORTS, DATA, MODEL, LOAD, LOADED, FIRST_STEP):
         print(

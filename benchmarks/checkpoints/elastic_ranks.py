@@ -1,4 +1,5 @@
-"""A run of four ranks of which one is killed goes on with three, then with four again, with nobody
+"""A run of four ranks of which one is killed continues with three, then with four again, with
+nobody
 typing a thing: the loss of each step and the samples beside a run left alone.
 
     python benchmarks/checkpoints/elastic_ranks.py > benchmarks/results/elastic_ranks.md

@@ -29,7 +29,7 @@ from forge.rundir.files import last_rows
 from forge.rundir.signs import SILENT
 
 RANKS, FROZEN, FROM_STEP = 4, 2, 20
-LATER = 60.0  # seconds behind the limit
+LATER = 60.0  # seconds after the limit
 OPTIONS = [f"run.num_processes={RANKS}", "train.max_steps=1000000", "eval.enabled=false"]
 COLLECTIVE = re.compile(r"ranks? [0-9, to]+ waits? in \w+ \d+ of .*; rank 2 .*was last at \d+")
 
@@ -54,7 +54,7 @@ class Named:
                 faults.append(f"{place} names no collective: {words}")
         if any(lines < 5 for rank, lines in self.stacks.items() if rank != FROZEN):
             faults.append(f"stacks of ranks are missing: {self.stacks}")
-        return faults if self.went_on else [*faults, "the run does not go on"]
+        return faults if self.went_on else [*faults, "the run does not continue"]
 
 
 def show(folder: Path, words: Sequence[str], env: dict[str, str]) -> Named:
@@ -144,7 +144,7 @@ def main() -> int:
         words = words.replace(str(folder), "RUNS").replace("|", " ")
         print(f"| {place} | {seconds:.0f} s | {words} |")
     print(f"\nLines of stacks by rank in RUN/stacks: {named.stacks}.")
-    print("A stopped process writes none. Once the rank was let go the run went on, and saved at")
+    print("A stopped process writes none. Once the rank was let go the run continued, and saved at")
     print("SIGTERM.")
     print("\n".join(f"* WRONG: {line}" for line in named.faults()))
     return 1 if named.faults() else 0

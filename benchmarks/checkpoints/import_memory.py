@@ -3,7 +3,7 @@
     python benchmarks/checkpoints/import_memory.py > benchmarks/results/import_memory.md
     python benchmarks/checkpoints/import_memory.py --quantised 12 >> the same
 
-Each reading is in processes of its own, started anew: what a rank grows by from the model without
+Each reading is in processes of its own, started again: what a rank grows by from the model without
 weights to the model with them, and what it holds then.
 """
 

@@ -128,7 +128,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def print_page(shown: Shown) -> None:
-    print("| start | went on from step | killed | at step |\n| --- | --- | --- | --- |")
+    print("| start | resumed from step | killed | at step |\n| --- | --- | --- | --- |")
     for number, death in enumerate(shown.deaths, start=1):
         source = death.went_on_from.removeprefix("step_")
         print(f"| {number} | {source} | {death.victim or 'the end'} | {death.step} |")
@@ -155,7 +155,9 @@ def main() -> int:
     typed = " ".join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
     print(f"`{typed}`, torch {torch.__version__}, {os.cpu_count()} cores.\n", flush=True)
     print(f"Two nodes of one rank; {options.steps} steps; saves to the nodes' disks every {LOCAL}")
-    print(f"steps and to shared storage every {SHARED}, both while training goes on.\n", flush=True)
+    print(
+        f"steps and to shared storage every {SHARED}, both while training continues.\n", flush=True
+    )
     with tempfile.TemporaryDirectory() as name:
         folder, numbers = Path(name).resolve(), vars(options)
         words, env = numbers.pop("overrides"), environment(folder)

@@ -235,7 +235,7 @@ def _compare(folder: Path, options: argparse.Namespace) -> int:
     steps = json.loads((alone / "result.json").read_text())["step"]
     print(f"Undisturbed: {steps} steps, {time.perf_counter() - begin:.0f} s.\n")
     print(
-        "| start | went on from | at step | killed | all gone after | left in checkpoints/ |",
+        "| start | resumed from | at step | killed | all gone after | left in checkpoints/ |",
         end="",
     )
     print(" exit code |\n" + "| --- " * 7 + "|", flush=True)

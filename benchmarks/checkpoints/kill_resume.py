@@ -235,8 +235,8 @@ def _step(scratch: Path) -> int:
 
 def _went_on_from(said: str) -> str:
     for line in said.splitlines():
-        if line.startswith("going on from "):
-            source = line.removeprefix("going on from ").partition(" at step")[0]
+        if line.startswith("resuming from "):
+            source = line.removeprefix("resuming from ").partition(" at step")[0]
             return source.removeprefix("checkpoints/")
         if line.startswith("this run is finished"):
             return "finished"
@@ -256,7 +256,7 @@ def marks(scratch: Path) -> list[str]:
 
 
 def environment(cache: Path) -> dict[str, str]:
-    """For a run that finds kill_marks and prepares its data anew."""
+    """For a run that finds kill_marks and prepares its data again."""
     return {**os.environ, "PYTHONPATH": str(HERE), "FORGE_CACHE": str(cache)}
 
 
@@ -319,7 +319,7 @@ def _compare(folder: Path, options: argparse.Namespace, sizes: list[int], common
     interval = yaml.safe_load((alone / "config.yaml").read_text())["checkpoint"]["interval"]
     print(f"Undisturbed: {steps} steps, {time.perf_counter() - begin:.0f} s.\n")
     print(
-        "| start | went on from | at step | where | signal | left in checkpoints/ | exit code |\n"
+        "| start | resumed from | at step | where | signal | left in checkpoints/ | exit code |\n"
         + "| --- " * 7
         + "|",
         flush=True,

@@ -4,7 +4,7 @@ from the config, nothing runs.
     python benchmarks/estimates/layout_traffic.py fsdp single+tp=8 ddp+dp_replicate=8 -- \
         run.num_processes=8 model=llama7b train.global_batch_size=64
 
-First the layouts: presets of conf/parallel, with values of `parallel` added by '+'. Behind '--'
+First the layouts: presets of conf/parallel, with values of `parallel` added by '+'. After '--'
 what they share. Give the global batch, so that all of them do the same work. GPUs have 80 GiB.
 """
 

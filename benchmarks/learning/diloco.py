@@ -52,10 +52,10 @@ optimizer is what is worse at H = 10. It acts 60 times instead of 20, and each t
 
 * takes up a part of the replicas' change at once, lr x (1 + momentum): 0.57 with the defaults
   (outer lr 0.3, momentum 0.9, those of MaxText), 0.19 with lr 0.1, 0.3 without momentum; the
-  replicas go on from there, so the rest of their work is undone, every 10 steps instead of 30;
-* brings the rest later, by the momentum, over some ten outer steps, and in a direction that goes on
-  lr / (1 - momentum) = 3 times the change in all. With lr 0.1, where that is once the change, the
-  loss is 0.22 lower; without momentum, where it is 0.3 times, it is 0.1 higher.
+  replicas resume from there, so the rest of their work is undone, every 10 steps instead of 30;
+* brings the rest later, by the momentum, over some ten outer steps, and in a direction that
+continues lr / (1 - momentum) = 3 times the change in all. With lr 0.1, where that is once the
+change, the loss is 0.22 lower; without momentum, where it is 0.3 times, it is 0.1 higher.
 
 So a part that is undone (no momentum) and one that is overshot (the defaults) both cost, and the
 plain mean does neither. With frequent joins of a model that is not trained yet take

@@ -4,7 +4,7 @@ seeds; gap and interval, as tables and as a page.
     python benchmarks/learning/formats.py [FOLDER]
 
 Writes results/formats.md and results/formats.html beside this file. FOLDER: where the sweep is,
-which goes on where it was; default: a temporary one. Takes ten minutes on two quiet cores.
+which continues where it was; default: a temporary one. Takes ten minutes on two quiet cores.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ recipe, its load evened in several ways.
 
 The rate of the selection bias is chosen among --rates by shorter trials, their schedule fitted to
 their steps: the one with the lowest load of the busiest expert, over the second half of the trial.
-Runs go one after another, each on one thread. Words behind `--` are overrides that all runs share.
+Runs go one after another, each on one thread. Words after `--` are overrides that all runs share.
 Runs that DIR has finished already are not run again.
 """
 
@@ -276,7 +276,7 @@ def values(folder: Path, key: str, file: str = METRICS) -> dict[int, float]:
 
 
 def mean(folder: Path, key: str, after: int, until: int) -> float:
-    """Mean of what was logged of a metric in the steps behind one and up to another."""
+    """Mean of what was logged of a metric in the steps after one and up to another."""
     return statistics.mean(
         value for step, value in values(folder, key).items() if after < step <= until
     )

@@ -5,7 +5,8 @@
 Instructions begin with one base, preferences with what sft_demo has made of it. Of each demo an
 ablation with two arms: the model that it begins with, which takes one step with a learning rate of
 next to nothing, and the demo. Writes results/post_training.md beside this file. FOLDER: where
-the models and the sweeps are, which go on where they were, and of which forge.report makes pages;
+the models and the sweeps are, which continue where they were, and of which forge.report makes
+pages;
 default: a temporary one. Steps: of the base and of demos; without them those of the default run and
 of the demos, which take half an hour on two quiet cores.
 """

@@ -58,14 +58,14 @@ class Groups:
         return [row for row in rows if "train/loss" in row]
 
     def wait_for(self, name: str, step: int, seconds: float = 240, **values: float) -> float:
-        """Wait until a run has a row behind a step with these values; returns seconds waited."""
+        """Wait until a run has a row after a step with these values; returns seconds waited."""
         begin = time.monotonic()
         while time.monotonic() - begin < seconds:
             wanted = {f"train/{key}": value for key, value in values.items()}
             if any(wanted.items() <= row.items() and row["step"] > step for row in self.rows(name)):
                 return time.monotonic() - begin
             time.sleep(0.2)
-        raise TimeoutError(f"{name} has no row behind step {step} with {values}")
+        raise TimeoutError(f"{name} has no row after step {step} with {values}")
 
     def last_step(self, name: str) -> int:
         return max((row["step"] for row in self.rows(name)), default=0)

@@ -81,7 +81,7 @@ def runs_of(parts: Sequence[str], folder: Path, steps: int | None) -> Iterator[t
 
 
 def train(folder: Path, name: str, words: str) -> None:
-    """Train a run, or go on with it; nothing where it has ended."""
+    """Train a run, or continue with it; nothing where it has ended."""
     run = folder / name
     if (run / "result.json").exists():
         return

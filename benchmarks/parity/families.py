@@ -3,7 +3,7 @@
     python benchmarks/parity/families.py > benchmarks/results/families.md
 
 Exits with 1 when a check is outside of its bound, which the table then says. With the path of an
-older table behind it, cases that it has are taken from there, and not measured again.
+older table after it, cases that it has are taken from there, and not measured again.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ default run at equal tokens: three seeds, each evaluated by both ways of reading
 
     python benchmarks/parity/isolation.py 400 > benchmarks/results/isolation.md
 
-The number is train.max_steps. Read as one text, a token behind a border sees the document before;
+The number is train.max_steps. Read as one text, a token after a border sees the document before;
 read apart it does not, and the first token of a document is no target. So losses of one column
 compare, and those of a row do not.
 """

@@ -3,7 +3,7 @@
     python benchmarks/parity/parity_table.py > benchmarks/results/parity.md
 
 Exits with 1 when a layout is outside of the bounds, which the table then says. With the path of an
-older table behind it, layouts that it has are taken from there, and not measured again.
+older table after it, layouts that it has are taken from there, and not measured again.
 """
 
 from __future__ import annotations

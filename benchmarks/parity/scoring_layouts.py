@@ -84,9 +84,7 @@ def main() -> int:
     print(
         f"{len(definition[torch.float64])} requests, from 2 tokens to as many as the model reads,"
     )
-    print(
-        "equal ones, choices behind one question, and questions behind the same examples. Of each"
-    )
+    print("equal ones, choices after one question, and questions after the same examples. Of each")
     print("layout and number of tokens read at once the largest relative difference of a")
     print("log-probability from a plain forward pass of that text alone, on one device (bounds")
     print(f"1e-12 in float64 and 1e-06 in float32); and whether {len(prompts())} texts, greedy and")

@@ -32,7 +32,7 @@ def lengths(number: int) -> np.ndarray:
 
 
 def planned(stops: np.ndarray, size: int) -> BufferedFit:
-    """Plan the rows of documents that stand one behind the other."""
+    """Plan the rows of documents that stand one after the other."""
     starts = np.append(0, stops[:-1])
     fit = BufferedFit(room=SEQ_LEN + 1, size=size, crop=True)
     for first in range(0, len(stops), AT_ONCE):

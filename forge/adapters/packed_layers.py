@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from forge.adapters.packed import Packed, few_bits
-from forge.adapters.products import Linear, OfEqualExperts, OfExperts
+from forge.adapters.products import EqualGroupsProduct, GroupedProduct, Linear
 from forge.config.adapters.packed import PARTS, packed_tensors
 from forge.config.model.tensors import TensorSpec
 from forge.models.experts import Experts
@@ -68,14 +68,14 @@ class PackedExperts(nn.Module):
             if not isinstance(weight, _Stacked):
                 return plain(rows, weight)
             matrix = weight.packed
-            return OfExperts.apply(rows, counts, grouped, matrix.how, *matrix.tensors())
+            return GroupedProduct.apply(rows, counts, grouped, matrix.how, *matrix.tensors())
 
         return product_with
 
     def multiply_equal(self, x: Tensor, weight: Any) -> Tensor:
         if not isinstance(weight, _Stacked):
             return super().multiply_equal(x, weight)  # type: ignore[misc]
-        return OfEqualExperts.apply(x, weight.packed.how, *weight.packed.tensors())
+        return EqualGroupsProduct.apply(x, weight.packed.how, *weight.packed.tensors())
 
 
 def pack_weights(model: Any, weights: Iterable[TensorSpec], how: str, dtype: torch.dtype) -> None:

@@ -36,7 +36,7 @@ class Linear(torch.autograd.Function):
 
 
 @torch._dynamo.allow_in_graph
-class OfExperts(torch.autograd.Function):
+class GroupedProduct(torch.autograd.Function):
     """A product x [n, in], sorted by expert, -> [n, out]; counts: rows of each expert."""
 
     @staticmethod
@@ -56,7 +56,7 @@ class OfExperts(torch.autograd.Function):
 
 
 @torch._dynamo.allow_in_graph
-class OfEqualExperts(torch.autograd.Function):
+class EqualGroupsProduct(torch.autograd.Function):
     """A product x [experts, rows, in] -> [experts, rows, out]."""
 
     @staticmethod

@@ -28,7 +28,7 @@ NUMBERS = {
 HELP = """\
 /regenerate        answer the last message again
 /clear             forget the conversation
-/system [TEXT]     give another system prompt, or none, and begin anew
+/system [TEXT]     give another system prompt, or none, and begin again
 /save FILE.jsonl   add the conversation to a file, as a row of data=chat
 /set               show the options of sampling
 /set NAME VALUE    change one, as in /set temperature 0.5
@@ -156,7 +156,7 @@ class Talk:
         if room < 1:
             raise ValueError(
                 f"the conversation has {len(prompt)} tokens, and the model reads "
-                f"{self.engine.length}; /clear begins anew"
+                f"{self.engine.length}; /clear begins again"
             )
         ends = {self.tokenizer.end_id}
         if self.chat:
@@ -173,7 +173,7 @@ class Talk:
         )
         self.engine.submit(request)
         said = _streamed(request, pieces)
-        # The same message again, or the same answer anew, draws other numbers.
+        # The same message again, or the same answer again, draws other numbers.
         self.values["seed"] += 1
         answer = said.strip() if self.chat else said
         self.turns = [*turns, {"role": "assistant", "content": answer}]

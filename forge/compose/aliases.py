@@ -184,7 +184,7 @@ STEPS = "{option}=N counts steps: the rows of an epoch over those of train.globa
 LENGTHS = "train.seq_len is of prompt and response; data.too_long=drop leaves longer rows out"
 PACKING = "data.packing says how documents fill a sequence: forge train --help data lists the ways"
 HINTS = {
-    "ckpt_path": "checkpoint.init_from=PATH begins with those weights; a run goes on with "
+    "ckpt_path": "checkpoint.init_from=PATH begins with those weights; a run continues with "
     "python -m forge.resume runs/<run>",
     "logger": "metrics.enable_wandb=true or metrics.enable_tensorboard=true",
     "text_column": COLUMN,
@@ -257,7 +257,7 @@ HINTS = {
     "adam_beta2": BETAS,
     "min_lr": "scheduler.min_lr_ratio=0.1, a share of optimizer.lr",
     "report_to": "metrics.enable_wandb=true or metrics.enable_tensorboard=true",
-    "resume_from_checkpoint": "a run goes on with python -m forge.resume runs/<run>",
+    "resume_from_checkpoint": "a run continues with python -m forge.resume runs/<run>",
 }
 """By word what to do where no option takes its place; {value} is what was typed."""
 

@@ -98,7 +98,7 @@ def primary_fault(name: str, lacking: Sequence[str], library: Library) -> Proble
         remainder = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
         message = f"it is a whole config, and chooses no {', '.join(lacking[:3])}{remainder}."
     hint = (
-        f"let its defaults begin with '{first}', which has every group; behind it "
+        f"let its defaults begin with '{first}', which has every group; after it "
         "'- override /model: tiny' chooses another option"
     )
     return Problem(f"--config-name {name}", message, hint, where=_place(library.file_of(name)))

@@ -153,7 +153,7 @@ def _name(user: int) -> str:
 
 
 def _allows(found: Project) -> dict[str, list[str]]:
-    """The permissions of a project; the user is asked anew for further permissions."""
+    """The permissions of a project; the user is asked again for further permissions."""
     return {"trust": list(map(str, found.trust)), "searchpath": list(map(str, found.searchpath))}
 
 

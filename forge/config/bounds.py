@@ -141,7 +141,7 @@ def _names_a_place(value: Any, metadata: Mapping[str, Any]) -> bool:
 
 
 def _is_amount(value: str, metadata: Mapping[str, Any]) -> bool:
-    """Whether a value is one of the `amounts` of an option, with a positive number behind it."""
+    """Whether a value is one of the `amounts` of an option, with a positive number after it."""
     name, _, number = value.partition(":")
     return (
         name in metadata.get("amounts", ()) and bool(AMOUNT.fullmatch(number)) and float(number) > 0

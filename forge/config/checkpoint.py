@@ -48,7 +48,7 @@ class Checkpoint(Section):
     interval_minutes: float = opt(0.0, "save every M minutes too; 0 = off", ge=0, free=True)
     async_mode: str = opt(
         "disabled",
-        "write while training goes on; pinned staging needs a GPU",
+        "write while training continues; pinned staging needs a GPU",
         choices=("disabled", "async", "async_with_pinned_mem"),
         free=True,
     )
@@ -110,7 +110,7 @@ class Checkpoint(Section):
     )
     init_optimizer: bool = opt(
         False,
-        "load the optimizer state of init_from too; step, schedule and data begin anew",
+        "load the optimizer state of init_from too; step, schedule and data begin again",
         acts_when=INITIAL,
     )
     exclude_from_loading: list[str] = opt(

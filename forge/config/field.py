@@ -54,8 +54,8 @@ def opt(
 
     gt, ge, lt, le: bounds of a number, or of each element of a list.
     choices: the legal strings (OmegaConf 2.3 has no Literal). amounts: choices with a number
-    behind, as in auto:40.
-    free: another value is permitted when a run goes on.
+    after, as in auto:40.
+    free: another value is permitted when a run continues.
     path: a file or directory of this machine, made absolute.
     folder: a directory to write on this machine, kept as typed.
     address: or an address in a remote store, such as s3://bucket/runs.
@@ -129,8 +129,8 @@ def section(schema: type[T]) -> type[T]:
 class Section:
     """Base of every schema class; read-only once resolved."""
 
-    all_free = False  # whether every option of the section may change when a run goes on
-    acts_when: ClassVar[Condition | None] = None  # as of `opt`, for all options of the section
+    all_free = False  # whether every option of the section may change when a run continues
+    acts_when: ClassVar[Condition | None] = None  # as in `opt`, for all options of the section
     schema_name: ClassVar[str] = ""  # of a variant of a group: schema/GROUP@_here_: NAME
     forges_own: ClassVar[tuple[str, ...]] = ()  # options that no target gets as keywords
 

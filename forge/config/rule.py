@@ -34,7 +34,7 @@ class Derived:
 
 
 @dataclass(frozen=True)
-class Overruled(Derived):
+class OverriddenValue(Derived):
     """A derived value that is not used, since the user states another."""
 
 

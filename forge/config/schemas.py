@@ -95,11 +95,11 @@ def _keep(store: ConfigStore, group: str, name: str, schema: type[Section]) -> N
     for part in group.split("/"):
         folder = folder.setdefault(part, {})
     file = f"{name}.yaml"
-    node: Any = _Late(schema)
+    node: Any = _LazyNode(schema)
     folder[file] = ConfigNode(name=file, node=node, group=group, package=None, provider=None)
 
 
-class _Late:
+class _LazyNode:
     """A schema in Hydra's store, turned into a node when Hydra copies it for a config."""
 
     def __init__(self, schema: type[Section]):

@@ -30,7 +30,7 @@ class EnvironmentFault(ValueError):
 
 
 class Reply(NamedTuple):
-    """An answer of an environment: text behind the turn, whether all ends, and the reward."""
+    """An answer of an environment: text after the turn, whether all ends, and the reward."""
 
     text: str
     done: bool

@@ -1,4 +1,4 @@
-"""Base of tools: the model writes a call between two marks, and goes on behind the answer."""
+"""Base of tools: the model writes a call between two marks, and continues after the answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Tool:
             yield "marks are four texts: around a call, and around an answer.", _marks(MARKS)
         elif not all(self.marks[:2]) or self.marks[1] in self.marks[0]:
             yield (
-                "the mark behind a call ends a turn: no part of the mark before it.",
+                "the mark after a call ends a turn: no part of the mark before it.",
                 _marks(MARKS),
             )
 

@@ -46,8 +46,8 @@ def encode_pair(tokenizer: Encodes, context: str, continuation: str) -> Request:
 
 
 def encode_aligned(tokenizer: Encodes, ask: Aligned, longest: int) -> Request:
-    """A request for the part of a text where its tokens part from those of others, each behind one
-    token that begins documents; without tokens where the others go on from all of it.
+    """A request for the part of a text where its tokens part from those of others, each after one
+    token that begins documents; without tokens where the others resume from all of it.
 
     At most `longest` tokens with the last one, which is not read. Raises ValueError where the first
     text's tokens do not begin the text, and where the part alone is longer.

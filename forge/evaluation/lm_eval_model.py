@@ -24,7 +24,7 @@ from forge.evaluation.engine import Done, Engine
 from forge.evaluation.generation import ROWS
 from forge.evaluation.parts import Agree, continued_in_parts
 from forge.evaluation.requests import Request
-from forge.models.sampling import How, continue_rows
+from forge.models.sampling import ContinuationOptions, continue_rows
 from forge.models.token_distribution import Sampling
 from forge.tasks.item import Score
 
@@ -169,7 +169,7 @@ class EngineLM(TemplateLM):
         return [Score(*self.answers.known[request.key]) for request in requests]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The text behind each context, cut before its first stop string.
+        """The text after each context, cut before its first stop string.
 
         A context loses its beginning where the model has no room for it and the new tokens.
         """
@@ -237,7 +237,7 @@ class EngineLM(TemplateLM):
             texts = (tokenizer.decode(ids) for ids in (drawn[-tail:], drawn))
             return all(any(each in text for each in stop) for text in texts)
 
-        how = How(
+        how = ContinuationOptions(
             sampling=options.sampling,
             eos_id=tokenizer.eos_id,
             ends=frozenset({tokenizer.end_id, *render.stated_ends(tokenizer)}),

@@ -151,7 +151,7 @@ def result_name(task: str) -> str:
 
 
 def metric_name(metric: str, kind: str) -> str:
-    """The name of a metric behind a filter."""
+    """The name of a metric after a filter."""
     return metric if kind == PLAIN else f"{metric}_{re.sub(r'[^0-9A-Za-z_-]', '_', kind)}"
 
 

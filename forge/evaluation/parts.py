@@ -28,8 +28,8 @@ def continued_in_parts(
 ) -> list[Text]:
     """The text of each row, in their order, on all ranks; called by all ranks alike.
 
-    write: continues rows of this rank; it gives every drawn token to its second argument, as `How`
-    does. Raises FloatingPointError on all ranks where it does on one.
+    write: continues rows of this rank; it gives every drawn token to its second argument, as
+    `ContinuationOptions` does. Raises FloatingPointError on all ranks where it does on one.
     """
     part, parts = ranks.batch
     if parts == 1:

@@ -26,7 +26,7 @@ class Limits(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready:
+class PreparedTask:
     """A task with its items, and the requests of each ask; None for a prompt, continued instead.
 
     of: number of items before the budget.
@@ -39,14 +39,14 @@ class Ready:
     of: int
 
 
-def ready(tasks: Mapping[str, Task], tokenizer: Tokenizer, limits: Limits) -> list[Ready]:
+def ready(tasks: Mapping[str, Task], tokenizer: Tokenizer, limits: Limits) -> list[PreparedTask]:
     """Read and encode the items of tasks. Raises ValueError, naming the task, for a task without
     items, and for an ask without tokens or longer than the model.
     """
     return [_ready(name, task, tokenizer, limits) for name, task in tasks.items()]
 
 
-def _ready(name: str, task: Task, tokenizer: Tokenizer, limits: Limits) -> Ready:
+def _ready(name: str, task: Task, tokenizer: Tokenizer, limits: Limits) -> PreparedTask:
     items = list(task.items())
     if not items:
         raise ValueError(f"eval.tasks.{name}: it has no items")
@@ -75,7 +75,7 @@ def _ready(name: str, task: Task, tokenizer: Tokenizer, limits: Limits) -> Ready
         message = f"{counted} of {len(chosen)} items are longer than the model's {limits.longest}"
         hint = "eval.too_long=cut leaves out the beginning of their prompts"
         raise ValueError(f"eval.tasks.{name}: {message} tokens (item {item_id} has {size}); {hint}")
-    return Ready(name=name, task=task, items=chosen, requests=requests, of=len(items))
+    return PreparedTask(name=name, task=task, items=chosen, requests=requests, of=len(items))
 
 
 def requests_of(ask: Ask, tokenizer: Tokenizer, longest: int) -> list[Request] | None:
@@ -97,7 +97,7 @@ def _length(ask: Ask, made: Sequence[Request] | None, tokenizer: Tokenizer) -> i
     return max((request.length for request in made or ()), default=0)
 
 
-def all_requests(tasks: Sequence[Ready]) -> Iterator[Request]:
+def all_requests(tasks: Sequence[PreparedTask]) -> Iterator[Request]:
     """Every request of the tasks, in order."""
     for task in tasks:
         for asked in task.requests:

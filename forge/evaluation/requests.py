@@ -31,10 +31,10 @@ class Request(NamedTuple):
 
 @dataclass
 class Reading:
-    """Tokens read once, and the targets looked up in the predictions behind them.
+    """Tokens read once, and the targets looked up in the predictions after them.
 
     targets: (place in the tokens, target id, index of the request). ends: of a tree of texts, for
-    each token the index behind the last token that sees it; None = one text.
+    each token the index after the last token that sees it; None = one text.
     """
 
     tokens: tuple[int, ...]

@@ -13,7 +13,7 @@ from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.evaluation.cache import Cache
 from forge.evaluation.engine import Done, Engine
 from forge.evaluation.generation import ROWS, Asked, asked, generated
-from forge.evaluation.prepared import Ready
+from forge.evaluation.prepared import PreparedTask
 from forge.evaluation.requests import Request
 from forge.evaluation.texts import perplexity
 from forge.statistics.interval import Interval
@@ -56,12 +56,12 @@ class Runner:
     seconds: float = 0.0
     watch: Callable[[], None] = lambda: None
 
-    def run(self, tasks: Iterable[Ready]) -> list[TaskResult]:
+    def run(self, tasks: Iterable[PreparedTask]) -> list[TaskResult]:
         """The result of each task; with a budget in seconds of the items finished in time."""
         begun = time.monotonic()
         return [self._task(task, begun) for task in tasks]
 
-    def _task(self, task: Ready, begun: float) -> TaskResult:
+    def _task(self, task: PreparedTask, begun: float) -> TaskResult:
         started = time.monotonic()
         order = range(len(task.items))
         finished: list[int] = []
@@ -87,7 +87,7 @@ class Runner:
             about=task.task.about(),
         )
 
-    def _answer(self, task: Ready, chunk: Sequence[int]) -> None:
+    def _answer(self, task: PreparedTask, chunk: Sequence[int]) -> None:
         """Put the answers of items into the cache."""
         prompts: list[Asked] = []
         requests: dict[str, Request] = {}
@@ -122,7 +122,7 @@ class Runner:
             self.cache.add((one.key, text) for one, text in zip(some, texts, strict=True))
             self.watch()
 
-    def _rows(self, task: Ready, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def _rows(self, task: PreparedTask, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Rows of items, judged by the ranks by index: the judge of a program runs it."""
         ranks = self.engine.ranks
         judged: Any
@@ -137,7 +137,7 @@ class Runner:
             rows[rank :: ranks.size] = part
         return rows
 
-    def _row(self, task: Ready, index: int) -> dict[str, Any]:
+    def _row(self, task: PreparedTask, index: int) -> dict[str, Any]:
         """Judge an item by the answers in the cache."""
         item, answers = task.items[index], []
         for ask, made in zip(item.asks, task.requests[index], strict=True):

@@ -10,7 +10,7 @@ from forge.config.data.text import Data
 from forge.config.eval import Eval
 from forge.config.root import Config
 from forge.data.tokenizers.tokenizer import Tokenizer
-from forge.evaluation.prepared import Limits, Ready, ready
+from forge.evaluation.prepared import Limits, PreparedTask, ready
 from forge.evaluation.run import TaskResult
 from forge.evaluation.texts import Texts
 from forge.rundir import evaluations
@@ -34,7 +34,7 @@ def tasks_built(
 
 def tasks_ready(
     entries: Mapping[str, Any], config: Config, tokenizer: Tokenizer, section: Eval, longest: int
-) -> list[Ready]:
+) -> list[PreparedTask]:
     """Tasks encoded for a tokenizer and a model of `longest` tokens. Raises ValueError for what
     cannot be asked.
     """

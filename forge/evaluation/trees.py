@@ -1,6 +1,6 @@
 """Readings that begin alike, joined: the shared beginning is read once.
 
-The tokens of a tree stand in one row, each text behind the beginning it shares with the text
+The tokens of a tree stand in one row, each text after the beginning it shares with the text
 before it. So few-shot examples are read once for many questions, and a question once for all its
 choices. A mask keeps the texts apart, so the scores are those of each text alone.
 """
@@ -19,9 +19,9 @@ a small model. It decides how far trees grow.
 
 
 class Tree:
-    """Texts in lexical order, each behind its beginning.
+    """Texts in lexical order, each after its beginning.
 
-    ends: for each token, the index behind the last token that sees it; see
+    ends: for each token, the index after the last token that sees it; see
     `forge.models.documents.branches_and_masks`.
     """
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from forge.config.model.decoder import Decoder
 from forge.families.keys import NEEDED, Keys
-from forge.families.table import Table, Theirs, halves_of_pairs, part
+from forge.families.table import FolderTensor, Table, halves_of_pairs, part
 
 ACTIVATIONS = {
     "silu": "silu",
@@ -50,8 +50,8 @@ MLP: Table = {
 }
 
 FUSED_MLP: Table = {
-    "feed_forward.w_gate.weight": Theirs(name="mlp.gate_up_proj.weight", rows=part(0)),
-    "feed_forward.w_up.weight": Theirs(name="mlp.gate_up_proj.weight", rows=part(1)),
+    "feed_forward.w_gate.weight": FolderTensor(name="mlp.gate_up_proj.weight", rows=part(0)),
+    "feed_forward.w_up.weight": FolderTensor(name="mlp.gate_up_proj.weight", rows=part(1)),
     "feed_forward.w_down.weight": "mlp.down_proj.weight",
 }
 
@@ -67,16 +67,16 @@ def adjacent_pairs(layer: Decoder) -> Table:
     for letter, heads in ("q", layer.n_heads), ("k", layer.kv_heads):
         rows = halves_of_pairs(heads, layer.rotary_dim, first=True)
         for kind in ("weight", "bias"):
-            stored = Theirs(name=f"self_attn.{letter}_proj.{kind}", rows=rows)
+            stored = FolderTensor(name=f"self_attn.{letter}_proj.{kind}", rows=rows)
             table[f"attention.w{letter}.{kind}"] = stored
     return table
 
 
 def experts(place: str, names: dict[str, str], router: str) -> Table:
     """Return the table of an expert layer: a tensor per expert at `place`, the gate at `router`."""
-    table: dict[str, Theirs | str] = {"feed_forward.router.weight": router}
+    table: dict[str, FolderTensor | str] = {"feed_forward.router.weight": router}
     for name, hf_name in names.items():
-        table[f"feed_forward.experts.{name}"] = Theirs(name=f"{place}.{{}}.{hf_name}.weight")
+        table[f"feed_forward.experts.{name}"] = FolderTensor(name=f"{place}.{{}}.{hf_name}.weight")
     return table
 
 

@@ -117,7 +117,7 @@ class Family:
         ]
 
     def _further(self, section: Decoder, depth: int) -> Iterator[Row]:
-        """Yield the rows of a module for a further token: a layer behind the last one."""
+        """Yield the rows of a module for a further token: a layer after the last one."""
         kind = section.repeated_kind
         layer = section.of_kind(kind.name)
         place, inside = self.further_place(section.n_layers, depth)

@@ -18,7 +18,7 @@ order.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Theirs:
+class FolderTensor:
     """A stored tensor of a Hugging Face file, or part of a stored tensor.
 
     name: in the file; `{}` in the name stands for the number of an expert, with one stored tensor
@@ -38,7 +38,7 @@ class Theirs:
         return "{}" in self.name
 
 
-Table = dict[str, "Theirs | str"]
+Table = dict[str, "FolderTensor | str"]
 """Names in forge, of the model or inside of a block, and their stored tensors."""
 
 
@@ -47,7 +47,7 @@ class Row:
     """A tensor of forge with its place in the files. index: the result of `rows`, None = all."""
 
     ours: TensorSpec
-    theirs: Theirs
+    theirs: FolderTensor
     index: tuple[int, ...] | None
 
     @property
@@ -58,9 +58,11 @@ class Row:
         return [self.theirs.name.format(expert) for expert in range(self.ours.shape[0])]
 
 
-def row(layer: Decoder, ours: TensorSpec, theirs: Theirs | str, prefix: str, place: str) -> Row:
+def row(
+    layer: Decoder, ours: TensorSpec, theirs: FolderTensor | str, prefix: str, place: str
+) -> Row:
     """Build a row. prefix, place: prepended to the names of forge's and of the stored tensor."""
-    entry = Theirs(name=theirs) if isinstance(theirs, str) else theirs
+    entry = FolderTensor(name=theirs) if isinstance(theirs, str) else theirs
     index = None if entry.rows is None else tuple(entry.rows(layer, ours))
     spec = replace(ours, name=f"{prefix}{ours.name}")
     return Row(ours=spec, theirs=replace(entry, name=f"{place}{entry.name}"), index=index)

@@ -107,7 +107,7 @@ def _tokenizer(
 
 
 def _put_around(added: Mapping[str, str], tokens: Sequence[str]) -> processors.TemplateProcessing:
-    """The step that puts BOS before a text and EOS behind it. added: these tokens, by bos, eos."""
+    """The step that puts BOS before a text and EOS after it. added: these tokens, by bos, eos."""
     single = " ".join(filter(None, (added.get("bos"), "$A", added.get("eos"))))
     return processors.TemplateProcessing(
         single=single,

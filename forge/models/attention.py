@@ -26,7 +26,7 @@ class Attention(nn.Module):
     """Multi-head attention (arXiv:1706.03762) with grouped key/value heads, and the options of the
     model.
 
-    wq makes a head's queries and, with an output gate, the head's gate behind the queries. wk may
+    wq makes a head's queries and, with an output gate, the head's gate after the queries. wk may
     make the values too. sinks: a score for each head.
     """
 

@@ -90,7 +90,7 @@ class LayerCache:
 class KVCache:
     """The LayerCache of each layer, for at most `max_len` tokens. For use without gradients.
 
-    spans: the span of each layer. padding: as of `LayerCache`. last_embedding: [batch, 1, dim], of
+    spans: the span of each layer. padding: as in `LayerCache`. last_embedding: [batch, 1, dim], of
     the last token, for a model that smears embeddings.
     """
 

@@ -20,7 +20,7 @@ from forge.models.mixers.causal_conv import wide
 L2_EPS = 1e-6
 
 
-class Fed(NamedTuple):
+class DeltaInputs(NamedTuple):
     """Inputs of the rule for each token.
 
     q, k: [batch, seq, key_heads, key]; heads / key_heads adjacent heads share a key head. v:
@@ -41,7 +41,7 @@ def l2_norm(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPS)
 
 
-def recurrent(fed: Fed, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def recurrent(fed: DeltaInputs, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Apply the rule token by token; state: [batch, heads, key, value], None = empty -> outputs as
     v, and the last state.
     """
@@ -61,8 +61,8 @@ def recurrent(fed: Fed, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
     return torch.stack(outputs, 1), state
 
 
-def chunked(fed: Fed, size: int, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Apply the rule in chunks of `size` tokens; arguments and results as of `recurrent`."""
+def chunked(fed: DeltaInputs, size: int, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Apply the rule in chunks of `size` tokens; arguments and results as in `recurrent`."""
     (batch, seq, key_heads, width), heads = fed.k.shape, fed.v.shape[2]
     size = min(size, seq)
 
@@ -118,7 +118,7 @@ def decays(decay: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor, Tensor
     return between.masked_fill(hidden, -torch.inf).exp(), total.exp(), to_end.exp(), last.exp()
 
 
-def empty(fed: Fed) -> Tensor:
+def empty(fed: DeltaInputs) -> Tensor:
     """An empty state."""
     batch, _, heads, value = fed.v.shape
     return wide(fed.v).new_zeros(batch, heads, fed.k.shape[-1], value)

@@ -71,8 +71,8 @@ def branches_and_masks(
 ) -> Packed:
     """Make positions and masks of texts that share their beginnings; see `positions_and_masks`.
 
-    branches: [batch, seq], for each token of whole rows the index behind the last token that sees
-    it. A token is followed by all that goes on from it, text after text, so it is seen by all
+    branches: [batch, seq], for each token of whole rows the index after the last token that sees
+    it. A token is followed by all that resumes from it, text after text, so it is seen by all
     between itself and that index. Positions and spans count along a text.
     """
     indices = torch.arange(branches.shape[1], device=branches.device)
@@ -160,7 +160,7 @@ def attend_in_blocks(
     cap: float = 0.0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attend over whole rows by blocks; q, k, v, scale, cap and sinks as of `causal_attention`. A
+    """Attend over whole rows by blocks; q, k, v, scale, cap and sinks as in `causal_attention`. A
     single kernel when compiled.
     """
     if torch.is_autocast_enabled(q.device.type):  # flex_attention ignores autocast

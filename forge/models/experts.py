@@ -93,7 +93,7 @@ class Experts(nn.Module):
         return self.expert(x, product)
 
     def multiply(self, x: Tensor, counts: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """The function that multiplies rows, as of `forward`, by weights [experts, out, in]."""
+        """The function that multiplies rows, as in `forward`, by weights [experts, out, in]."""
         if not self._grouped(x):
             return lambda rows, weight: looped_mm(rows, weight.transpose(1, 2), counts)
         # The kernel takes ends of groups, in int32, and so never waits for the device.
@@ -102,7 +102,7 @@ class Experts(nn.Module):
 
     def beside(self, name: str, x: Tensor, product: Tensor, counts: Tensor | None = None) -> Tensor:
         """Add an adapter's output to the product of rows with the weight `name`; here without an
-        adapter. counts: as of `forward`; null = equally many rows of each expert.
+        adapter. counts: as in `forward`; null = equally many rows of each expert.
         """
         return product
 

@@ -13,8 +13,8 @@ from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.mixers.gated_delta_net import GatedDeltaNet as GatedDeltaNetConfig
 from forge.models.attention import KEPT_NAMES as OF_ATTENTION
 from forge.models.cache import LayerCache
-from forge.models.delta_rule import Fed, chunked, empty, l2_norm, recurrent
-from forge.models.mixers.causal_conv import Convolving, wide
+from forge.models.delta_rule import DeltaInputs, chunked, empty, l2_norm, recurrent
+from forge.models.mixers.causal_conv import ConvolutionMixer, wide
 from forge.models.norm import RMSNorm
 from forge.models.rope import Rotation
 
@@ -30,7 +30,7 @@ KEPT_NAMES = OF_ATTENTION | dict.fromkeys(("wz", "wb", "wa"), "gdn_gates")
 """Names of the modules' outputs in `train.recompute`."""
 
 
-class GatedDeltaNet(Convolving):
+class GatedDeltaNet(ConvolutionMixer):
     """The gated delta rule (arXiv:2412.06464) over short convolutions of queries, keys and values,
     with normalised and gated output, as in Qwen3-Next.
     """
@@ -83,7 +83,7 @@ class GatedDeltaNet(Convolving):
         q, k = (channels.unflatten(-1, (-1, section.gdn_key_head_dim)) for channels in (q, k))
         if section.use_qk_norm_in_gdn:
             q, k = l2_norm(q), l2_norm(k)
-        fed = Fed(
+        fed = DeltaInputs(
             q=q,
             k=k,
             v=v.unflatten(-1, (-1, section.gdn_value_head_dim)),
@@ -97,7 +97,7 @@ class GatedDeltaNet(Convolving):
         z = self.wz(x).unflatten(-1, (-1, section.gdn_value_head_dim))
         return self.wo((self.norm(heads) * F.silu(z)).flatten(2))
 
-    def read(self, fed: Fed, state: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
+    def read(self, fed: DeltaInputs, state: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
         """Outputs of all heads, [batch, seq, heads, value], and the last state."""
         if fed.v.shape[1] == 1:
             return recurrent(fed, state)
@@ -124,7 +124,7 @@ def softplus(x: Tensor) -> Tensor:
     return torch.logaddexp(x, x.new_zeros(()))
 
 
-def by_fla(fed: Fed, state: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def by_fla(fed: DeltaInputs, state: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Compute `forge.models.delta_rule.chunked` by flash-linear-attention's kernels, with q, k and
     v in `dtype`.
     """
@@ -142,7 +142,7 @@ def _rule(
     try:
         kernels: Any = importlib.import_module("fla.ops.gated_delta_rule")
     except ImportError:
-        output, last = chunked(Fed(q, k, v, decay, beta), REFERENCE_CHUNK, state)
+        output, last = chunked(DeltaInputs(q, k, v, decay, beta), REFERENCE_CHUNK, state)
     else:
         output, last = kernels.chunk_gated_delta_rule(
             q, k, v, g=decay, beta=beta, initial_state=state, output_final_state=True
@@ -155,7 +155,7 @@ def _rule(
 def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Outputs as v, and the last state; arguments as of `Fed`."""
+    """Outputs as v, and the last state; arguments as in `DeltaInputs`."""
     output, last = _rule(q, k, v, decay, beta, state)
     return output.contiguous(), last.contiguous()
 

@@ -98,7 +98,7 @@ class MLA(nn.Module):
     def attend_to_cached(
         self, q: Tensor, held: tuple[Tensor, ...], seen: Tensor | None = None
     ) -> Tensor:
-        """Attend over the tensors of a cache; arguments as of `attend`."""
+        """Attend over the tensors of a cache; arguments as in `attend`."""
         section = self.section
         if section.mla_naive_kvcache:
             k, v = held

@@ -41,13 +41,15 @@ def _complete(model: nn.Module, make: Callable[[], nn.Module], section: Model) -
         message = f"{name} has a module called {taken[0]}, which means something else to forge"
         raise ValueError(f"{key}: {message}; give it another name")
     if drops := [n for n, module in model.named_modules() if _draws(module)]:
-        message = "%s: %s draws random numbers, which a run that goes on draws anew: it differs a"
+        message = (
+            "%s: %s draws random numbers, which a run that continues draws again: it differs a"
+        )
         log.warning(f"{message} little from one that never stopped", key, ", ".join(drops))
     if not hasattr(model, "max_seq_len"):
         model.max_seq_len = section.max_seq_len  # type: ignore[assignment]
     if not hasattr(model, "hidden") and not hasattr(model, "output_weight"):
-        mix_in(model, GivesLogits, vocab_size_needed=section.vocab_size)
-    for part, mixin in {"init_std": BeginsAsMade, "reset_buffers": KeepsBuffers}.items():
+        mix_in(model, LogitsMixin, vocab_size_needed=section.vocab_size)
+    for part, mixin in {"init_std": OwnInitMixin, "reset_buffers": KeepsBuffers}.items():
         if not hasattr(model, part):
             mix_in(model, mixin)
             model.make_again = partial(_on_cpu, make)  # type: ignore[assignment]
@@ -67,7 +69,7 @@ def _on_cpu(make: Callable[[], nn.Module], seed: int) -> nn.Module:
         return make()
 
 
-class GivesLogits(nn.Module):
+class LogitsMixin(nn.Module):
     """Mixin of a model without an accessible output head: the hidden states are logits."""
 
     output_weight = None
@@ -77,7 +79,7 @@ class GivesLogits(nn.Module):
     def hidden(self, tokens: Tensor) -> Tensor:
         """tokens: [batch, seq] -> logits [batch, seq, vocab]."""
         logits: Any = self.forward(tokens)
-        name, rows = type(self).__name__.removeprefix("GivesLogits"), self.vocab_size_needed
+        name, rows = type(self).__name__.removeprefix("LogitsMixin"), self.vocab_size_needed
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         if not isinstance(logits, Tensor) or logits.dim() != 3 or shape[:2] != tuple(tokens.shape):
             message = f"gives {shape} for tokens {tuple(tokens.shape)}, and no [batch, seq, vocab]"
@@ -109,7 +111,7 @@ class Logits(Head):
         return hidden
 
 
-class BeginsAsMade(nn.Module):
+class OwnInitMixin(nn.Module):
     """Mixin of a model with initial values from the constructor."""
 
     make_again: Callable[[int], nn.Module]

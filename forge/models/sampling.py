@@ -48,7 +48,7 @@ class Continued:
 
 
 @dataclass(frozen=True, kw_only=True)
-class How:
+class ContinuationOptions:
     """Options of a continuation, for all rows.
 
     ends: ids that end a row, beside eos_id. n_ids: number of ids of the tokenizer; later rows of
@@ -59,7 +59,7 @@ class How:
     each drawn token, over all rows of the table, before temperature, cuts and penalties.
     logprobs_at: temperature of these log-probabilities. as_drawn: they are of the distribution that
     is drawn from instead, after temperature and cuts. every: number of tokens drawn between two
-    looks at the results; a look waits for the device, and tokens behind a row's end are thrown
+    looks at the results; a look waits for the device, and tokens after a row's end are thrown
     away. null = 1 on a CPU, else 16.
     """
 
@@ -94,9 +94,9 @@ def generate(
 ) -> Tensor:
     """Continue tokens: [batch, prompt] -> [batch, prompt + new], with new <= max_new_tokens.
 
-    As `continue_rows`; shorter rows are filled up with eos_id. sampling: the options of `Sampling`.
+    As `continue_rows`; shorter rows are padded with eos_id. sampling: the options of `Sampling`.
     """
-    options = How(
+    options = ContinuationOptions(
         sampling=Sampling(**sampling), eos_id=eos_id, n_ids=n_ids, use_cache=use_cache, agree=agree
     )
     drawn = continue_rows(model, tokens.tolist(), max_new_tokens, options, tokens.device).tokens
@@ -111,7 +111,7 @@ def continue_rows(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
-    how: How,
+    how: ContinuationOptions,
     device: torch.device,
     numbers: Sequence[object] | None = None,
 ) -> Continued:
@@ -141,7 +141,7 @@ def continue_rows(
     going = [row for row, count in enumerate(most) if count > 0]
     if going:
         texts = [list(prompts[row]) for row in going]
-        reader = (_Going if cached else _Again)(model, texts, max(most), device)
+        reader = (_CachedReader if cached else _UncachedReader)(model, texts, max(most), device)
         draws = uniforms(how.sampling.seed, [numbers[row] for row in going], max(most), device)
         with evaluating(model):  # type: ignore[arg-type]
             _Batch(reader, how, going, texts, draws).write(result, most)
@@ -152,7 +152,7 @@ def _by_length(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
-    how: How,
+    how: ContinuationOptions,
     device: torch.device,
     numbers: Sequence[object],
 ) -> Continued:
@@ -191,8 +191,8 @@ class _Batch:
 
     def __init__(
         self,
-        reader: _Going | _Again,
-        how: How,
+        reader: _CachedReader | _UncachedReader,
+        how: ContinuationOptions,
         rows: list[int],
         texts: list[list[int]],
         draws: Tensor,
@@ -207,7 +207,7 @@ class _Batch:
 
     def write(self, result: Continued, most: Sequence[int]) -> None:
         """Draw tokens until all rows have ended. The first token is looked at alone, for its time;
-        no row goes on beyond its number in `most`.
+        no row continues beyond its number in `most`.
         """
         begun, position = time.perf_counter(), 0
         every = self.how.every or (1 if self.draws.device.type == "cpu" else LOOK_EVERY)
@@ -301,7 +301,7 @@ def _had(prompts: Sequence[Sequence[int]], logits: Tensor) -> Tensor:
     return had
 
 
-class _Going:
+class _CachedReader:
     """Reads rows with a cache, shorter rows padded in front. Equal prompts are read once, and the
     cache of the prompt is copied.
     """
@@ -347,8 +347,8 @@ class _Going:
         return True
 
 
-class _Again:
-    """Reads whole texts without a cache; models are causal, so filler behind a text is unseen."""
+class _UncachedReader:
+    """Reads whole texts without a cache; models are causal, so filler after a text is unseen."""
 
     def __init__(self, model: Any, texts: list[list[int]], most: int, device: torch.device) -> None:
         self.model, self.device, self.sizes = model, device, list(map(len, texts))

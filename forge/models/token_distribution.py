@@ -18,9 +18,9 @@ ROOM = (1 << 32) - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Options of the draw, as of `next_token_probabilities`. ValueError for values out of bounds.
+    """Options of the draw, as in `next_token_probabilities`. ValueError for values out of bounds.
 
-    repetition_penalty: as of `penalised`. seed: of the rows' streams, together with a row's number.
+    repetition_penalty: as in `penalised`. seed: of the rows' streams, together with a row's number.
     """
 
     temperature: float = 1.0
@@ -43,7 +43,7 @@ class Sampling:
 
     def draw(self, logits: Tensor, uniform: Tensor, had: Tensor | None = None) -> Tensor:
         """Draw tokens [batch] from logits: [batch, vocab] by uniform: [batch], from 0 to 1; NONE
-        where logits are not finite. had: as of `penalised`.
+        where logits are not finite. had: as in `penalised`.
         """
         logits = logits.float()
         # 0 times infinity is NaN; cheaper than a look for extremes. The row's draw is masked below.
@@ -64,7 +64,7 @@ class Sampling:
 
     def support(self, logits: Tensor) -> Tensor:
         """Ids of the tokens that may be drawn from logits: [batch, vocab], the likeliest first:
-        [batch, candidates], NONE behind the last of them. With top_k or top_p.
+        [batch, candidates], NONE after the last of them. With top_k or top_p.
         """
         cuts = {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
         probabilities, ids = _likeliest(logits.float(), self.temperature, **cuts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forge.config.objectives.preference import CPO as CPOConfig
 from forge.data.batches.loader import Batch
-from forge.objectives.preference import Both, Compared, Preference, preferred
+from forge.objectives.preference import Compared, Preference, ResponsePair, preferred
 
 
 class CPO(Preference):
@@ -14,7 +14,7 @@ class CPO(Preference):
 
     section: CPOConfig
 
-    def compare(self, both: Both, batch: Batch) -> Compared:
+    def compare(self, both: ResponsePair, batch: Batch) -> Compared:
         section, beta = self.section, self.section.beta
         difference = both.chosen.logp - both.rejected.logp
         if section.loss_fn == "ipo":

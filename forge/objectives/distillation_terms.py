@@ -75,7 +75,7 @@ def distillation_terms(
     weight.
 
     hidden: [..., dim]. targets: [...] int64, -100 = masked. Formats, chunks and a head spread over
-    ranks are as of `chunked_cross_entropy`; the teacher has no gradient.
+    ranks are as in `chunked_cross_entropy`; the teacher has no gradient.
     """
     rows, dim = head.weight.shape
     size = chunk_size or max(auto_chunk_size(vocab=rows, dim=dim) // 2, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from forge.config.objectives.preference import DPO as DPOConfig
 from forge.data.batches.loader import Batch
 from forge.models.contract import LanguageModel
-from forge.objectives.preference import Both, Compared, Preference, preferred
+from forge.objectives.preference import Compared, Preference, ResponsePair, preferred
 
 
 class DPO(Preference):
@@ -23,7 +23,7 @@ class DPO(Preference):
             return batch
         return batch | {"reference": self.reference(model, batch)}
 
-    def compare(self, both: Both, batch: Batch) -> Compared:
+    def compare(self, both: ResponsePair, batch: Batch) -> Compared:
         section, beta = self.section, self.section.beta
         chosen, rejected = (side.logp for side in both)
         if "reference" in batch:

@@ -11,7 +11,7 @@ from forge.data.batches.loader import Batch
 
 def targets_ahead(batch: Batch, depth: int) -> tuple[Tensor, Tensor | None]:
     """The targets of the module of a depth, from 1, and their weights, [batch, seq]: `depth` tokens
-    behind those of the next token.
+    after those of the next token.
 
     A target counts where it counts for the token before it, and where all tokens between are of one
     document.
@@ -25,5 +25,5 @@ def targets_ahead(batch: Batch, depth: int) -> tuple[Tensor, Tensor | None]:
 
 
 def ahead(values: Tensor, depth: int, end: int) -> Tensor:
-    """Values `depth` places further, [batch, seq]; `end` behind the row."""
+    """Values `depth` places further, [batch, seq]; `end` after the row."""
     return F.pad(values[:, depth:], (0, min(depth, values.shape[1])), value=end)

@@ -16,19 +16,19 @@ from forge.data.batches.samples import Samples
 from forge.models.contract import LanguageModel
 from forge.objectives.losses import Losses
 from forge.objectives.objective import LookedAhead, Reads
-from forge.objectives.responses import Responded, each_response
+from forge.objectives.responses import ResponseObjective, each_response
 from forge.objectives.whole_rows import whole_rows_of
 from forge.tensors.wide import widest
 
 LABELS = {"desirable": True, "undesirable": False}
 
 
-class KTO(Responded):
+class KTO(ResponseObjective):
     """KTO: w * (1 - sigmoid(s * beta * (r - kl))), r = log p(response) - log p_ref(response), w =
     desirable_weight and s = 1 for a desirable response, else undesirable_weight and -1
     (arXiv:2402.01306, equation 8, less the constant).
 
-    kl = max(0, mean of r over mismatched responses), without gradient. Behind its own response each
+    kl = max(0, mean of r over mismatched responses), without gradient. After its own response each
     example brings a response to another prompt, the same in every epoch, so that a reference can be
     computed before training. The mean is over all examples of a step, on all ranks and in all
     micro-batches, so that every layout has the same loss; in an evaluation over all its examples.

@@ -23,7 +23,7 @@ def log_probs(hidden: Tensor, head: Head, targets: Tensor, *, chunk_size: int = 
     hidden: [..., dim], targets: [...] int64, -100 = masked. chunk_size: tokens with logits in
     memory at a time, computed again in the backward pass; 0 = `auto_chunk_size`. With a head spread
     over ranks three numbers of each token are exchanged, and the gradient of hidden is this rank's
-    summand, as of `chunked_cross_entropy`.
+    summand, as in `chunked_cross_entropy`.
     """
     return _applied(hidden, head, targets, chunk_size, Asked())[0]
 

@@ -34,7 +34,7 @@ class NextToken(Objective):
     sums = ("nats", "targets", "correct", "byte_nats", "bytes")
 
     def collate(self, samples: Samples) -> Batch:
-        """Make a row for each sample, filled up with tokens 0 without targets."""
+        """Make a row for each sample, padded with tokens 0 without targets."""
         tokens = np.empty((len(samples), samples.width), dtype=np.int64)
         targets, ends = np.empty_like(tokens), np.empty(0, dtype=bool)
         if samples.end_of_text is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from forge.config.objectives.preference import ORPO as ORPOConfig
 from forge.data.batches.loader import Batch
-from forge.objectives.preference import Both, Compared, Preference, preferred
+from forge.objectives.preference import Compared, Preference, ResponsePair, preferred
 
 
 class ORPO(Preference):
@@ -19,7 +19,7 @@ class ORPO(Preference):
 
     section: ORPOConfig
 
-    def compare(self, both: Both, batch: Batch) -> Compared:
+    def compare(self, both: ResponsePair, batch: Batch) -> Compared:
         weight, (chosen, rejected) = self.section.lambda_weight, both
         log_odds = chosen.per_token - rejected.per_token
         log_odds = log_odds - (log1mexp(chosen.per_token) - log1mexp(rejected.per_token))

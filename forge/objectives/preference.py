@@ -14,7 +14,7 @@ from forge.data import IGNORE_INDEX
 from forge.data.batches.loader import Batch
 from forge.models.contract import LanguageModel
 from forge.objectives.losses import Losses
-from forge.objectives.responses import Responded, each_response
+from forge.objectives.responses import ResponseObjective, each_response
 from forge.objectives.whole_rows import whole_rows_of
 
 
@@ -29,7 +29,7 @@ class Responses(NamedTuple):
         return self.logp / self.tokens.clamp(min=1)
 
 
-class Both(NamedTuple):
+class ResponsePair(NamedTuple):
     """The two responses of each pair."""
 
     chosen: Responses
@@ -46,7 +46,7 @@ class Compared(NamedTuple):
     more: dict[str, Tensor]
 
 
-class Preference(Responded):
+class Preference(ResponseObjective):
     """Base of objectives on batches of 2 * pairs rows: the chosen, then the rejected response of
     each pair. The loss of a step is the mean over pairs.
     """
@@ -59,11 +59,11 @@ class Preference(Responded):
         """Add `reference` to a batch, for an objective with a reference and a batch without."""
         return batch
 
-    def responses(self, model: LanguageModel, batch: Batch) -> Both:
+    def responses(self, model: LanguageModel, batch: Batch) -> ResponsePair:
         """The responses of each pair under a model."""
         return pair_responses(model, batch)
 
-    def compare(self, both: Both, batch: Batch) -> Compared:
+    def compare(self, both: ResponsePair, batch: Batch) -> Compared:
         """Compare the pairs of a batch."""
         raise NotImplementedError
 
@@ -102,16 +102,16 @@ class Preference(Responded):
         return {name: value.detach() for name, value in sums.items()}, sums["loss"]
 
 
-def pair_responses(model: LanguageModel, batch: Batch) -> Both:
+def pair_responses(model: LanguageModel, batch: Batch) -> ResponsePair:
     """The responses of each pair under a model."""
     tokens = whole_rows_of(model).total((batch["targets"] != IGNORE_INDEX).sum(1))
     return paired(each_response(model, batch), tokens)
 
 
-def paired(logp: Tensor, tokens: Tensor) -> Both:
+def paired(logp: Tensor, tokens: Tensor) -> ResponsePair:
     """Pair responses. logp, tokens: [2 * pairs], chosen and rejected in turn."""
     chosen, rejected = (Responses(logp[side::2], tokens[side::2]) for side in (0, 1))
-    return Both(chosen, rejected)
+    return ResponsePair(chosen, rejected)
 
 
 def preferred(margin: Tensor, smoothing: float = 0.0) -> Tensor:

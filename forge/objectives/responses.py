@@ -21,7 +21,7 @@ from forge.objectives.objective import Objective, hidden_of
 from forge.objectives.whole_rows import whole_rows_of
 
 
-class Responded(Objective):
+class ResponseObjective(Objective):
     """Base of objectives on batches of `tokens` and `targets`, int64 [rows, seq]: for a sample all
     rows of the example, with a target for each token of a response.
 
@@ -47,7 +47,7 @@ class Responded(Objective):
             return each_response(reference_model, batch)
 
     def collate(self, samples: Samples) -> Batch:
-        """Make all rows of each sample, filled up with tokens 0 without targets."""
+        """Make all rows of each sample, padded with tokens 0 without targets."""
         rows = self.section.rows + self.section.rows_ahead
         tokens = np.zeros((len(samples) * rows, samples.width), dtype=np.int64)
         targets = np.full_like(tokens, IGNORE_INDEX)

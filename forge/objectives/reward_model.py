@@ -15,7 +15,7 @@ from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.models.contract import LanguageModel
 from forge.models.head import Head, head_of
 from forge.objectives.objective import hidden_of
-from forge.objectives.preference import Both, Compared, Preference, paired, preferred
+from forge.objectives.preference import Compared, Preference, ResponsePair, paired, preferred
 from forge.objectives.whole_rows import whole_rows_of
 
 
@@ -26,7 +26,7 @@ class RewardModel(Preference):
 
     section: Section
 
-    def responses(self, model: LanguageModel, batch: Batch) -> Both:
+    def responses(self, model: LanguageModel, batch: Batch) -> ResponsePair:
         """The score of each response, in place of a log-probability."""
         assert self.tokenizer is not None
         is_target = batch["targets"] != IGNORE_INDEX
@@ -36,7 +36,7 @@ class RewardModel(Preference):
         score = scores(hidden, head_of(model), last, row) * rows.has_last(is_target, last)
         return paired(rows.total(score), rows.total(is_target.sum(1)))
 
-    def compare(self, both: Both, batch: Batch) -> Compared:
+    def compare(self, both: ResponsePair, batch: Batch) -> Compared:
         chosen, rejected = (side.logp for side in both)
         loss = preferred(chosen - rejected)
         if weight := self.section.center_rewards:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from forge.config.objectives.preference import SimPO as SimPOConfig
 from forge.data.batches.loader import Batch
-from forge.objectives.preference import Both, Compared, Preference, preferred
+from forge.objectives.preference import Compared, Preference, ResponsePair, preferred
 
 
 class SimPO(Preference):
@@ -14,7 +14,7 @@ class SimPO(Preference):
 
     section: SimPOConfig
 
-    def compare(self, both: Both, batch: Batch) -> Compared:
+    def compare(self, both: ResponsePair, batch: Batch) -> Compared:
         section = self.section
         chosen, rejected = (section.beta * side.per_token for side in both)
         loss = preferred(chosen - rejected - section.gamma, section.label_smoothing)

@@ -42,7 +42,7 @@ class Stored:
 
     @staticmethod
     def collated(rows: Sequence[tuple[Stored, Pieces]], width: int) -> dict[str, Tensor]:
-        """The fields of a batch, filled up with token 0 at probability 1."""
+        """The fields of a batch, padded with token 0 at probability 1."""
         k = rows[0][0].arrays[0].shape[1]
         ids = np.zeros((len(rows), width, k), dtype=np.int32)
         ids[:] = np.arange(k)

@@ -30,7 +30,7 @@ class ValueHead(nn.Module):
 def add_value_head(model: Any, specs: Iterable[TensorSpec]) -> None:
     """Give a whole decoder on the meta device the value head that its objective adds, if any.
 
-    specs: as of `Objective.added`; the head begins with zeros.
+    specs: as in `Objective.added`; the head begins with zeros.
     """
     for spec in specs:
         model.value_head = ValueHead(*spec.shape)

@@ -12,7 +12,7 @@ from forge.build import build
 from forge.config.optimizers.param_groups import KIND, OWN, ROLES, SCHEDULER, Group, groups, members
 from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
-from forge.optim.combined import Together
+from forge.optim.combined import CombinedOptimizer
 from forge.optim.groups import Schedule, roles_of, torch_groups
 from forge.optim.offload import Offloaded
 from forge.optim.own_schedule import build_schedule, steps_of, width
@@ -56,7 +56,7 @@ def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     if not optimizers:
         message = "no parameter of the model is trained."
         raise ConfigError([Problem("optimizer", message, "freeze less", rule="optimizer.nothing")])
-    optimizer = optimizers[0] if len(optimizers) == 1 else Together(optimizers)
+    optimizer = optimizers[0] if len(optimizers) == 1 else CombinedOptimizer(optimizers)
     return Offloaded(optimizer) if config.parallel.offload_optimizer else optimizer
 
 

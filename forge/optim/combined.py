@@ -12,7 +12,7 @@ import torch
 from forge.optim.train_eval_modes import Modes
 
 
-class Together(torch.optim.Optimizer):
+class CombinedOptimizer(torch.optim.Optimizer):
     """An optimizer of several `optimizers`, updating in order. Groups and state are the objects of
     the members.
 

@@ -27,7 +27,7 @@ class LowBitAdamW(AdamUpdates):
     quantization of moments, stored as codes and scales in plain tensors.
 
     A scale belongs to a block of a row, so that codes and scales are cut as the parameter is, and
-    found by the parameter's name; a block of torchao's own may go on in the next row.
+    found by the parameter's name; a block of torchao's own may continue in the next row.
     Moments are in fp32 for parameters of a single dimension or less than 4096 values, and for rows
     that do not divide into equal blocks of 32 or more on every rank.
     """

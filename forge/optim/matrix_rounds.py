@@ -43,7 +43,7 @@ class MatrixRounds:
         done: Done,
         dtype: Callable[[Matrix], torch.dtype] | None,
     ) -> Callable[[], None]:
-        """Compute all rounds, as of `WholeMatrices`. The function returned waits for the results of
+        """Compute all rounds, as in `WholeMatrices`. The function returned waits for the results of
         the last round.
         """
         coming = self._gather(0, values)

@@ -138,7 +138,7 @@ class Muon(KeepsFormats):
 
     def orthogonalized(self, matrix: Matrix, momentum: Tensor) -> Tensor:
         """Orthogonalise by the chosen iteration, with rows of equal length before it and the norm
-        of an orthogonal matrix behind it where the section says so.
+        of an orthogonal matrix after it where the section says so.
         """
         section, (rows, columns) = self.section, momentum.shape[-2:]
         if section.equilibrate_rows:  # MuonEq

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from forge.optim.combined import FLAGS
-from forge.optim.one_by_one import OneByOne, inner_optimizers
+from forge.optim.one_by_one import SequentialUpdates, inner_optimizers
 from forge.tensors.local import local
 from forge.tensors.masters import master
 
@@ -26,7 +26,7 @@ class Offloaded(torch.optim.Optimizer):
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__([{"params": group["params"]} for group in optimizer.param_groups], {})
-        self.optimizer, self.one_by_one = optimizer, OneByOne(optimizer)
+        self.optimizer, self.one_by_one = optimizer, SequentialUpdates(optimizer)
         # By the id of a tensor: the tensor, referenced so that no other gets its id, and its host
         # memory.
         self.hosts: dict[int, tuple[Tensor, Tensor]] = {}

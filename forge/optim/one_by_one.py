@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forge.optim.combined import Together, told
+from forge.optim.combined import CombinedOptimizer, told
 
 
 def inner_optimizers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    return list(optimizer.optimizers) if isinstance(optimizer, Together) else [optimizer]
+    return list(optimizer.optimizers) if isinstance(optimizer, CombinedOptimizer) else [optimizer]
 
 
-class OneByOne:
+class SequentialUpdates:
     """Takes the steps of parameters one after another, in whatever order."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:

@@ -44,7 +44,7 @@ def build_schedule(section: Scheduler, config: Config) -> Schedule:
     if isinstance(schedule, ReduceLROnPlateau):
         message = "it follows a metric, and a schedule of forge is a function of the step alone"
         raise _refusal(section, message, "another schedule")
-    return _checked(section, OfTorch(section, schedule, optimizer))
+    return _checked(section, TorchSchedule(section, schedule, optimizer))
 
 
 def steps_of(config: Config) -> dict[str, int]:
@@ -57,7 +57,7 @@ def width(config: Config) -> int | None:
     return config.model.known_dim
 
 
-class OfTorch:
+class TorchSchedule:
     """The factors of a schedule of torch, computed by running the schedule, and cached."""
 
     def __init__(self, section: Own, scheduler: LRScheduler, optimizer: torch.optim.SGD) -> None:

@@ -23,12 +23,12 @@ from forge.parallel.host_memory import Host, InHost, Run
 from forge.parallel.modules import blocks_of, layers_of, mix_in
 from forge.parallel.named import (
     NOBODYS,
-    BesideAgain,
     Named,
     NamedExperts,
     NamedProducts,
     NamedSum,
     Places,
+    RecomputedAdapter,
 )
 from forge.parallel.tensor import Layer
 
@@ -118,7 +118,7 @@ def name_products(block: nn.Module, *, apart: bool) -> None:
         ended = [child for child, name in names.items() if name in ENDS]
         names = dict(names) | dict.fromkeys(ended if ends else (), NOBODYS)
         if isinstance(module, AdaptedLinear | AdaptedExperts):
-            mix_in(module, BesideAgain)
+            mix_in(module, RecomputedAdapter)
         if isinstance(module, Experts):
             mix_in(module, NamedExperts, kept_as=names)
             continue

@@ -61,7 +61,7 @@ NOTHING_SENT = {
 }
 
 
-class Counting(TorchDispatchMode):
+class TrafficCounter(TorchDispatchMode):
     """Adds up the bytes sent by this rank, by kind of collective.
 
     An unknown operator is an error.

@@ -26,7 +26,7 @@ def norm_of(
 
     spread: parameters are laid out over ranks; then all ranks call this, and each adds the squares
     of its first copies. counted: whether a parameter, by name, counts on this rank, not being a
-    copy of another stage's parameter. replicas: as of `total_norm`.
+    copy of another stage's parameter. replicas: as in `total_norm`.
     """
     gradients = [(name, p.grad) for name, p in named if p.grad is not None]
     like = local(gradients[0][1]) if gradients else torch.zeros(())

@@ -95,7 +95,7 @@ class Mesh:
 def make_mesh(parallel: Parallel, device_type: str, *, apart: bool = False) -> Mesh:
     """Build the meshes of a layout; torch.distributed is initialised with the layout's ranks.
 
-    apart: as of `Mesh`.
+    apart: as in `Mesh`.
     """
     p, fsdp, efsdp = parallel, parallel.fsdp, parallel.efsdp
     pp, replicas = {"pp": p.pp}, {"dp_replicate": p.dp_replicate}

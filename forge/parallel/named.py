@@ -94,7 +94,7 @@ class NamedExperts(nn.Module):
         return super().expert(x, named_product)  # type: ignore[misc]
 
 
-class BesideAgain(nn.Module):
+class RecomputedAdapter(nn.Module):
     """Mixin of a layer with an adapter: its cheap products run again, never kept."""
 
     def inner(self, *args: Any) -> Tensor:
@@ -142,7 +142,7 @@ class Places:
     def contexts(self, run: Run | None = None) -> tuple[TorchDispatchMode, TorchDispatchMode]:
         """Dispatch modes for the two runs of a block; run: holds the tensors in host memory."""
         saved_results: deque[tuple[Any, Any]] = deque()
-        return _Keeping(self, saved_results, run), _Giving(self, saved_results, run)
+        return _RecordMode(self, saved_results, run), _ReplayMode(self, saved_results, run)
 
     def traced_contexts(self) -> tuple[Any, Any]:
         """Contexts for the two runs of a block under a compiler's trace."""
@@ -167,7 +167,7 @@ class _Mode(TorchDispatchMode):
         return True
 
 
-class _Keeping(_Mode):
+class _RecordMode(_Mode):
     """The first run: keeps results with a place."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -178,7 +178,7 @@ class _Keeping(_Mode):
         return result
 
 
-class _Giving(_Mode):
+class _ReplayMode(_Mode):
     """The second run, of the same operations in the same order: returns the kept results."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

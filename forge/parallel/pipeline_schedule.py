@@ -100,7 +100,7 @@ def make_schedule(
 ) -> Any:
     """torch's schedule over this rank's stages.
 
-    tokens, between, after: shapes of a micro-batch at the entry, between stages, and behind the
+    tokens, between, after: shapes of a micro-batch at the entry, between stages, and after the
     last stage. Without shapes torch would run every stage on uninitialised memory.
     """
 

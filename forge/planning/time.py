@@ -243,7 +243,7 @@ class _OfRank:
 
     def _joined(self, sent: Sent) -> float:
         """Seconds to copy the parts of a sequence together after a gather over tp, or apart before
-        a reduction: several sequences lie one behind the other, their parts do not.
+        a reduction: several sequences lie one after the other, their parts do not.
         """
         if sent.name not in OVER_TOKENS or self.config.train.batch_size == 1:
             return 0.0

@@ -235,7 +235,7 @@ def objective(run: Run, eval: Eval) -> Iterator[Derived]:
 
 @derivation(*PATHS, writes=PATHS)
 def paths(config: Config) -> Iterator[Derived]:
-    """Paths become absolute: a run may start, or go on, elsewhere."""
+    """Paths become absolute: a run may start, or continue, elsewhere."""
     for key, section, field in walk(config):  # also keys of users' sections, unknown to PATHS
         path = getattr(section, field.name) if field.metadata.get("path") else None
         is_step = key == "checkpoint.resume_from" and path and path.isdecimal()

@@ -9,7 +9,7 @@ from typing import TypeVar
 from forge.config.optimizers.group_faults import check_values
 from forge.config.problems import ConfigError, Problem
 from forge.config.root import Config
-from forge.config.rule import Derived, Overruled, put
+from forge.config.rule import Derived, OverriddenValue, put
 from forge.planning.world import Devices, World, find_devices, world_of
 from forge.resolve import causes
 from forge.resolve.derivations import DERIVATIONS
@@ -26,7 +26,7 @@ class Resolution:
 
     config: Config
     derived: tuple[Derived, ...]
-    overruled: tuple[Overruled, ...] = ()
+    overruled: tuple[OverriddenValue, ...] = ()
     warnings: tuple[Problem, ...]
     world: World
 
@@ -88,7 +88,7 @@ class Checked:
     config: Config
     derived: list[Derived]
     problems: list[Problem]
-    overruled: list[Overruled] = field(default_factory=list)
+    overruled: list[OverriddenValue] = field(default_factory=list)
     world: World | None = None
 
 
@@ -105,7 +105,7 @@ def worked_out(config: Config, *, devices: Devices | None = None) -> tuple[Confi
         for step in derivation.call(config, world):
             if isinstance(step, Problem):
                 raise ConfigError([step])
-            if not isinstance(step, Overruled):
+            if not isinstance(step, OverriddenValue):
                 put(config, step.key, step.value)
     return config, world
 
@@ -154,7 +154,7 @@ def _derive(checked: Checked, world: World, broken: set[str]) -> None:
             elif isinstance(step, Problem):
                 checked.problems.append(step)
                 broken |= set(derivation.writes)
-            elif isinstance(step, Overruled):
+            elif isinstance(step, OverriddenValue):
                 checked.overruled.append(step)
             else:
                 put(checked.config, step.key, step.value)

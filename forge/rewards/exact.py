@@ -57,7 +57,7 @@ class Numeric(Reward):
     """1 where a number of the completion equals that of the row's `answer`; None for an answer
     without a number.
 
-    take: the first or last number of a text; behind: only the text behind the last of these marks,
+    take: the first or last number of a text; behind: only the text after the last of these marks,
     where it has one (GSM8K: "####"); needs_mark: a text without it has no number. Numbers may have
     commas: 1,234.5. tolerance: largest difference; relative: largest difference by the size of the
     answer.

@@ -12,7 +12,7 @@ NEAR, WIDE = 0.1, 0.2  # relative differences of a guess
 
 
 class Tagged(Reward):
-    """Base of rewards for two texts between tags: nothing but space before the first tag and behind
+    """Base of rewards for two texts between tags: nothing but space before the first tag and after
     the last one.
     """
 
@@ -87,7 +87,7 @@ class TaggedAnswer(Tagged):
         ]
 
     def _right(self, answer: Any) -> str:
-        """The answer of a row, behind GSM8K's mark."""
+        """The answer of a row, after GSM8K's mark."""
         text = str(answer)
         marked = self.behind and self.behind in text
         return text.rpartition(self.behind)[2].strip() if marked else text

@@ -50,7 +50,7 @@ def collate(
     dtype: torch.dtype = torch.float32,
     noise: tuple[int, Sequence[int]] | None = None,
 ) -> Batch:
-    """The fields of `forge.objectives.grpo.GRPO`, [rows, width], filled up with tokens 0 without
+    """The fields of `forge.objectives.grpo.GRPO`, [rows, width], padded with tokens 0 without
     targets. noise: seed and numbers of the rows, for random numbers in training.
     """
     tokens = np.zeros((len(rows), width), dtype=np.int64)

@@ -109,7 +109,7 @@ class Client:
             time.sleep(min(2.0 ** max(tries - 1, 0) / 2, LONGEST_WAIT))
 
     def _failed(self, address: str, fault: str, key: str = "rollout.url") -> ServerFailed:
-        hint = "Start the server, or give its address; the run then goes on from its checkpoint"
+        hint = "Start the server, or give its address; the run then resumes from its checkpoint"
         return ServerFailed(f"{key}: the server at {address} is of no use: {fault}. {hint}")
 
 

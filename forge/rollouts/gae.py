@@ -15,7 +15,7 @@ TINY = 1e-8  # beside the variance, as in TRL
 def gae(rewards: np.ndarray, values: np.ndarray, *, gamma: float, lam: float) -> np.ndarray:
     """Advantages of the tokens of a completion, whose last token ends it (arXiv:1506.02438).
 
-    A_t = d_t + gamma * lam * A_(t+1), d_t = r_t + gamma * V_(t+1) - V_t, 0 behind the end.
+    A_t = d_t + gamma * lam * A_(t+1), d_t = r_t + gamma * V_(t+1) - V_t, 0 after the end.
     """
     following = np.append(values[1:], 0.0)
     differences = rewards + gamma * following - values
@@ -40,7 +40,7 @@ def advance_by_values(
 
     totals: the reward of each completion, None = not judged: such a completion is not learnt. The
     reward counts at the last token of the model, and each token's divergence at that token. Replies
-    of an environment are passed over: the value behind a turn is that of the next one. The mean and
+    of an environment are skipped: the value behind a turn is that of the next one. The mean and
     the deviation are of the tokens that are learnt.
     """
     for row, total in zip(rows, totals, strict=True):

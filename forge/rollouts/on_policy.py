@@ -1,7 +1,7 @@
-"""On-policy distillation: responses of some rows of a step are written anew by the student.
+"""On-policy distillation: responses of some rows of a step are written again by the student.
 
 Which rows, and what is drawn for each, is a function of the seed, the number of the sample and the
-weights: a run that goes on draws the same again, on any layout.
+weights: a run that continues draws the same again, on any layout.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Row(NamedTuple):
 
 
 class OnPolicy:
-    """Rewrites a step of a loader: objective.lmbda of its rows, each behind its prompt."""
+    """Rewrites a step of a loader: objective.lmbda of its rows, each after its prompt."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class OnPolicy:
         return range(start, start + count)
 
     def _begun(self, batch: Batch, numbers: Sequence[int]) -> dict[int, Row]:
-        """The rows of a micro-batch to write anew, by number: those with a prompt."""
+        """The rows of a micro-batch to write again, by number: those with a prompt."""
         rows: dict[int, Row] = {}
         for number, tokens, targets in zip(
             numbers, batch["tokens"].numpy(), batch["targets"].numpy(), strict=True

@@ -45,7 +45,7 @@ class ServedSampler(Sampler):
         interval = self.section.weights_interval
         if self.hand_over is None or not interval:
             return
-        # A server may have been started anew between two starts of the run.
+        # A server may have been started again between two starts of the run.
         if rollout % interval == 0 or not self._begun:
             self.hand_over(rollout, lambda folder: self._asking().reload(folder))
         self._begun = True

@@ -1,7 +1,7 @@
 """The steps of reinforcement learning: prompts, completions, rewards, advantages, updates.
 
 Rollout n is a function of the seed and of the weights at its beginning, and lies in the run
-directory before the first of its updates: a run that goes on in the middle of one reads it there.
+directory before the first of its updates: a run that continues in the middle of one reads it there.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Rollouts(StepSource):
         ranks: Ranks,
     ) -> None:
         """run_dir: None = rollouts are not stored. version: of the config; a rollout of another one
-        is made anew. scorer: None on ranks other than the main one.
+        is made again. scorer: None on ranks other than the main one.
         """
         assert isinstance(config.rollout, SampledRollout)
         assert isinstance(config.objective, Section)
@@ -153,8 +153,8 @@ class Rollouts(StepSource):
         if saved is not None:
             return saved
         if update:
-            message = f"{path} has no complete rollout, and the run goes on in the middle of it"
-            hint = "go on from a step that is a multiple of"
+            message = f"{path} has no complete rollout, and the run continues in the middle of it"
+            hint = "resume from a step that is a multiple of"
             raise ValueError(f"{message}; {hint} {self.section.updates}: checkpoint.resume_from")
         return self._make(number)
 

@@ -123,7 +123,7 @@ class Turns:
     def _add(
         self, rows: dict[int, Dialogue], drawn: Sequence[Drawn], ends: frozenset[int]
     ) -> dict[int, str]:
-        """Put turns behind their rows; the text of each turn that was not cut off, by index."""
+        """Put turns after their rows; the text of each turn that was not cut off, by index."""
         waiting: dict[int, str] = {}
         for (index, row), (ids, logprobs, support) in zip(rows.items(), drawn, strict=True):
             row.support += support
@@ -137,7 +137,7 @@ class Turns:
         return waiting
 
     def _take(self, dialogue: Dialogue, reply: Reply) -> None:
-        """Put a reply behind a turn, or end the completion."""
+        """Put a reply after a turn, or end the completion."""
         options = self.environments.options
         if reply.reward is not None:
             dialogue.rewards.append(reply.reward)

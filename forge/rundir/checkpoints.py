@@ -43,8 +43,8 @@ class CheckpointError(ValueError):
     """An unusable checkpoint: the path, the reason, and what to do."""
 
 
-class NoneLeft(CheckpointError):
-    """A run without a usable checkpoint to go on from."""
+class NoUsableCheckpoint(CheckpointError):
+    """A run without a usable checkpoint to resume from."""
 
 
 class Damaged(CheckpointError):
@@ -133,11 +133,11 @@ class Saved:
 
 
 Skipped = list[tuple[Saved, str]]
-"""Checkpoints passed over, each with the reason."""
+"""Checkpoints skipped, each with the reason."""
 T = TypeVar("T")
 
 
-class PassedOver:
+class SkippedCheckpoints:
     """Checkpoints that a command cannot use.
 
     damaged: by path, faults found while tensors were read, invisible to a look at the files.
@@ -151,7 +151,7 @@ class PassedOver:
         """Log each with its reason, once."""
         for saved, fault in skipped:
             if saved.path not in self._warned:
-                log.warning("%s is passed over: %s", saved.path, fault)
+                log.warning("%s is skipped: %s", saved.path, fault)
                 self._warned.add(saved.path)
 
 
@@ -198,7 +198,7 @@ def find_checkpoint(
     to_go_on: bool = False,
     damaged: Mapping[Path, str] = MappingProxyType({}),
 ) -> tuple[Saved, Skipped]:
-    """The checkpoint meant by a path, and the checkpoints passed over.
+    """The checkpoint meant by a path, and the checkpoints skipped.
 
     A path means a checkpoint itself, the newest usable checkpoint of a run or folder, or the best
     checkpoint for RUN/best. Raises CheckpointError when none exists; `name` begins the message.
@@ -233,10 +233,10 @@ def find_checkpoint(
 def read_checkpoint(path: Path, read: Callable[[Saved], T]) -> T:
     """Read, by `read`, the checkpoint meant by a path, see `find_checkpoint`.
 
-    A checkpoint found damaged while being read is passed over with a warning, like other unusable
+    A checkpoint found damaged while being read is skipped with a warning, like other unusable
     checkpoints; CheckpointError for a damaged checkpoint named by the path.
     """
-    passed = PassedOver()
+    passed = SkippedCheckpoints()
     while True:
         saved, skipped = find_checkpoint(path, damaged=passed.damaged)
         passed.warn(skipped)

@@ -21,7 +21,7 @@ from forge.config.root import Config
 from forge.rundir import provenance, saved_config, versions
 from forge.rundir.annotations import annotate
 from forge.rundir.files import read_object, write_json
-from forge.rundir.lock import InUse, Lock
+from forge.rundir.lock import DirectoryInUse, Lock
 from forge.rundir.provenance import Provenance
 from forge.rundir.saved_config import (
     CONFIG,
@@ -45,19 +45,19 @@ if TYPE_CHECKING:
 MADE_WITH = "provenance.json"
 
 
-class OfRun(Protocol):
+class RunObject(Protocol):
     """An object of a run, for example a result."""
 
     @property
     def run_dir(self) -> Path: ...
 
 
-Place = str | os.PathLike[str] | OfRun
+Place = str | os.PathLike[str] | RunObject
 """A run or a checkpoint, as named from Python."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Before:
+class DirectoryState:
     """The state before a run directory is made.
 
     fresh: no run exists. names: entries of the directory, None where the directory is absent.
@@ -70,7 +70,7 @@ class Before:
 
     def restore(self, run_dir: Path) -> None:
         """Remove a fresh run not worth keeping, unless another process works in the directory."""
-        with suppress(OSError, InUse), Lock(run_dir).acquire():
+        with suppress(OSError, DirectoryInUse), Lock(run_dir).acquire():
             for path in list(run_dir.iterdir()):
                 if path.name not in (self.names or ()):
                     is_folder = path.is_dir() and not path.is_symlink()
@@ -80,11 +80,13 @@ class Before:
                 folder.rmdir()
 
 
-def before(config: Config) -> Before:
+def before(config: Config) -> DirectoryState:
     run_dir = config.run.dir
     path = Path(run_dir or config.run.root).absolute()
     names = frozenset(os.listdir(path)) if run_dir and path.is_dir() else None
-    return Before(fresh=run_dir is None or not is_run(path), names=names, absent=_absent(path))
+    return DirectoryState(
+        fresh=run_dir is None or not is_run(path), names=names, absent=_absent(path)
+    )
 
 
 def prepare_directory(
@@ -96,7 +98,7 @@ def prepare_directory(
     run_dir = resolution.config.run.dir
     if run_dir is not None and is_run(Path(run_dir)):
         path = Path(run_dir).resolve()
-        return path, go_on(path, resolution, overrides=overrides)
+        return path, continue_run(path, resolution, overrides=overrides)
     return create(resolution, overrides=overrides, made=made)[0], []
 
 
@@ -117,7 +119,7 @@ def create(
         config = _placed(config, path)
         with Lock(path).acquire():
             if is_run(path):
-                raise InUse(
+                raise DirectoryInUse(
                     f"another process has just made a run in {path}. "
                     "Type the command again, or give another run.dir"
                 )
@@ -130,7 +132,7 @@ def create(
     return path, config
 
 
-def go_on(path: Path, resolution: Resolution, *, overrides: Sequence[str]) -> list[Change]:
+def continue_run(path: Path, resolution: Resolution, *, overrides: Sequence[str]) -> list[Change]:
     """Keep the config of a continued run as config.N.yaml and in changes.jsonl.
 
     With the config go the run's overrides and the changes, returned, and checked before by the
@@ -185,7 +187,7 @@ def run_id(run_dir: Path) -> str:
 
 
 def resume_command(run_dir: Path) -> str:
-    """The command for the run to go on.
+    """The command for the run to continue.
 
     Overrides in need of trust are typed again, except overrides of the current project.
     """
@@ -274,7 +276,7 @@ def _explained(path: Path, key: str, absent: Sequence[Path] = ()) -> Iterator[No
     """Turn errors into a ConfigError, and remove folders made from the absent folders."""
     try:
         yield
-    except InUse as error:
+    except DirectoryInUse as error:
         message, _, hint = str(error).partition(". ")
         raise refusal(f"run.dir={path}", f"{message}.", hint) from None
     except OSError as error:

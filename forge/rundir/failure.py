@@ -9,7 +9,7 @@ from typing import Any
 
 from forge.config.problems import REFUSED, ConfigError
 from forge.rundir import outcome
-from forge.rundir.checkpoints import NoneLeft
+from forge.rundir.checkpoints import NoUsableCheckpoint
 from forge.rundir.directory import resume_command, short
 from forge.rundir.outcome import ERROR, FAILED, exit_code, report_failure
 
@@ -36,12 +36,12 @@ class FailureReport:
         return FAILED if self.code is None else self.code
 
     def _report(self, error: Exception, step: int | None) -> int:
-        goes_on = self._has_begun() and not isinstance(error, NoneLeft)
+        goes_on = self._has_begun() and not isinstance(error, NoUsableCheckpoint)
         refused = exit_code(error) == REFUSED and not goes_on and _raised_by_forge(error)
         addition = ""
         if not refused:
             resume_hint = (
-                f"; the run goes on with: {resume_command(self.run_dir)}" if goes_on else ""
+                f"; the run continues with: {resume_command(self.run_dir)}" if goes_on else ""
             )
             addition = f"\n(the traceback is in {short(self.run_dir / ERROR)}{resume_hint})"
         code, reported = report_failure(
@@ -54,7 +54,7 @@ class FailureReport:
         return code
 
     def _has_begun(self) -> bool:
-        """Whether the run can go on: this start has made a step, or an earlier start is on
+        """Whether the run can continue: this start has made a step, or an earlier start is on
         record.
         """
         if self._loop is not None and self._loop.state.step > self._first_step:

@@ -208,7 +208,7 @@ def rows_if_readable(path: Path, having: str = "") -> list[dict[str, Any]]:
     try:
         return read_rows(path, having)
     except ConfigError as error:
-        log.warning("%s: %s The list goes on without it", path, error.problems[0].what)
+        log.warning("%s: %s The list continues without it", path, error.problems[0].what)
         return []
 
 

@@ -25,7 +25,7 @@ PATIENCE = 3.0  # seconds for a killed process and its children to let go
 NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
-class InUse(ValueError):
+class DirectoryInUse(ValueError):
     """Another process works in the directory: the process, its host, and since when."""
 
 
@@ -64,7 +64,7 @@ class Lock:
             self._lock.acquire(timeout=patience)
         except Timeout:
             text = f"{self.path.parent} is in use by {holder(self.path)}. {self.advice}"
-            raise InUse(text) from None
+            raise DirectoryInUse(text) from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise

@@ -28,7 +28,7 @@ def write_log(run_dir: Path) -> Iterator[None]:
             logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
         )
     except OSError as error:
-        message = f"{path} cannot be written: {error.strerror}; the run goes on without it"
+        message = f"{path} cannot be written: {error.strerror}; the run continues without it"
         print(message, file=sys.stderr)
     forge.setLevel(logging.DEBUG)
     logging.raiseExceptions = False  # a full disk, where no log can be written, ends no run

@@ -150,7 +150,7 @@ def record_end(run_dir: Path, *, status: str, reason: str, step: int | None) -> 
 
 
 def last_saved_step(run_dir: Path) -> int:
-    """The last step with a save on record: the run ended there, or went on from the step.
+    """The last step with a save on record: the run ended there, or resumed from the step.
 
     Checkpoints of other runs, with absolute paths, do not count.
     """
@@ -257,7 +257,7 @@ def killed_by(run_dir: Path, number: int, *, rank: int, ranks: int) -> str:
     name = signal.Signals(number).name
     hint = " (out of memory? lower train.batch_size)" if name == "SIGKILL" else ""
     which = "the worker" if ranks == 1 else f"rank {rank} of {ranks}"
-    return f"{which} was ended by {name}{hint}; the run goes on with: {resume_command(run_dir)}"
+    return f"{which} was ended by {name}{hint}; the run continues with: {resume_command(run_dir)}"
 
 
 def is_lost_peer(error: BaseException | None) -> bool:

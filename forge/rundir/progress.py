@@ -20,7 +20,7 @@ SAMPLES = "samples.jsonl"
 
 
 def row_files(run_dir: Path) -> list[Path]:
-    """The files cut back to a checkpoint when a run goes on."""
+    """The files cut back to a checkpoint when a run continues."""
     return [run_dir / name for name in (METRICS, PERFORMANCE, SAMPLES)]
 
 

@@ -1,5 +1,5 @@
 """The configs in a run directory: config.yaml, and config.N.yaml for each change with which the run
-went on. The last config is in force, and changes.jsonl has all changed configs.
+continued. The last config is in force, and changes.jsonl has all changed configs.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def reads_environment(text: str) -> bool:
 
 
 def overrides_behind(options: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """The overrides possibly behind these options: of the option itself, above or below the option,
+    """The overrides possibly after these options: of the option itself, above or below the option,
     and of the search path.
     """
     keys = tuple(f"{key}." for key in (SEARCH, *options)) if options else ()

@@ -8,6 +8,6 @@ them; `not_isolated` names what none of them could cover. A model's code is care
 hostile: against an attacker with an unknown flaw of the kernel, take a virtual machine as well.
 """
 
-from forge.sandbox.run import Ran, SandboxLimits, run_python
+from forge.sandbox.run import ProgramResult, SandboxLimits, run_python
 
-__all__ = ["Ran", "SandboxLimits", "run_python"]
+__all__ = ["ProgramResult", "SandboxLimits", "run_python"]

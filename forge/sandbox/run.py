@@ -41,7 +41,7 @@ class SandboxLimits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ran:
+class ProgramResult:
     """How a program ended. status: passed (exit code 0), failed, timeout or output (too much).
 
     code: the exit code, minus the signal's number for a signal, None where it was stopped.
@@ -66,7 +66,7 @@ def run_python(
     stdin: str = "",
     limits: SandboxLimits | None = None,
     without: Sequence[str] = (),
-) -> Ran:
+) -> ProgramResult:
     """Run a Python program, with the standard library alone, in an empty folder.
 
     without: means not to be used, of namespaces, landlock and seccomp: to see what is left where a
@@ -83,7 +83,7 @@ def run_python(
 
 def _run(
     program: str, stdin: str, limits: SandboxLimits, without: tuple[str, ...], folder: Path
-) -> Ran:
+) -> ProgramResult:
     reports, report = os.pipe()
     order = _order(program, stdin, limits, without, folder) | {"report": report}
     started = time.monotonic()
@@ -135,13 +135,15 @@ def _send(stream: IO[bytes], text: bytes) -> None:
     stream.flush()
 
 
-def _ran(facts: dict[str, Any], outputs: list[bytes], *, too_much: bool, seconds: float) -> Ran:
+def _ran(
+    facts: dict[str, Any], outputs: list[bytes], *, too_much: bool, seconds: float
+) -> ProgramResult:
     """How a program ended, by what the supervisor has told."""
     if "failure" in facts:
         raise OSError(f"the sandbox cannot start: {facts['failure']}")
     code, stopped = facts.get("code"), facts.get("timeout", "code" not in facts)
     status = OUTPUT if too_much else TIMEOUT if stopped else FAILED if code else PASSED
-    return Ran(
+    return ProgramResult(
         status=status,
         code=None if status in (OUTPUT, TIMEOUT) else code,
         stdout=outputs[0].decode(errors="replace"),

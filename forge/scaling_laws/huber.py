@@ -24,7 +24,7 @@ def fit_huber(variables: np.ndarray, losses: np.ndarray) -> Powers:
     """The law with the lowest sum of Huber(log fitted - log measured), delta 1e-3.
 
     variables: [2, runs]. The grid of starts is over log E, the logarithms of both terms in the
-    middle of the runs, and both exponents; L-BFGS goes on from the best 100 of 3,125, and the best
+    middle of the runs, and both exponents; L-BFGS resumes from the best 100 of 3,125, and the best
     of these are finished by Gauss-Newton steps, since L-BFGS ends a little above the minimum.
     """
     logs = np.log(np.asarray(variables, float))

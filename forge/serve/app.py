@@ -23,7 +23,7 @@ from starlette.routing import Route
 from forge.data.tokenizers.render import encode_prompt, stated_ends, turn_end_ids
 from forge.serve.answers import DONE, Writer, error_body, event
 from forge.serve.asking import FORMAT, Asked, Limits, Refusal, asked_of, parse_body
-from forge.serve.engine import Closed, Engine, Full, Piece, Request
+from forge.serve.engine import Engine, EngineClosed, Full, Piece, Request
 from forge.serve.guard import Guard
 from forge.serve.json_guide import JSONGuide, JSONGuides
 from forge.serve.new_weights import WeightReader
@@ -129,7 +129,7 @@ class Server:
         try:
             path = self.weights.path_of(folder)
             await run_in_threadpool(self.engine.between, partial(self.weights.read, path))
-        except Closed:
+        except EngineClosed:
             raise Refusal(503, "the server is closing") from None
         except ValueError as error:
             raise Refusal(400, str(error), param="folder") from None
@@ -164,7 +164,7 @@ class Server:
             self.engine.submit(request)
         except Full:
             raise Refusal(429, "all slots are taken and the queue is full; try again") from None
-        except Closed:
+        except EngineClosed:
             raise Refusal(503, "the server is closing") from None
         writer = Writer(request, self.tokenizer, self.name, chat=chat)
         if asked.stream:
@@ -229,7 +229,7 @@ class _Stream(StreamingResponse):
             self.request.cancel()
 
 
-class _Closing(JSONResponse):
+class _ClosingResponse(JSONResponse):
     """Answers a body that was not read to its end, and closes the connection, after a moment in
     which the client can read the answer; else an endless body would be read for ever.
     """
@@ -342,7 +342,7 @@ async def _refusal(call: Call, error: Exception) -> Response:
     headers = {"retry-after": "1"} if error.status in (429, 503) else None
     body = error_body(error.status, error.message, error.param)
     if error.status in UNREAD:
-        return _Closing(body, error.status, {"connection": "close"})
+        return _ClosingResponse(body, error.status, {"connection": "close"})
     return JSONResponse(body, error.status, headers)
 
 

@@ -18,7 +18,7 @@ from forge.models.batching.drafted import Draft, Drafted, why_no_drafts
 from forge.models.batching.row import Row
 from forge.models.batching.slots import Apart, Rows, Slots, refillable
 from forge.models.reading_mode import evaluating
-from forge.models.sampling import How
+from forge.models.sampling import ContinuationOptions
 from forge.models.token_distribution import Sampling
 from forge.serve.json_guide import JSONGuide
 from forge.serve.lockstep import Lead
@@ -33,7 +33,7 @@ class Full(Exception):
     """As many requests wait as may."""
 
 
-class Closed(Exception):
+class EngineClosed(Exception):
     """The engine takes no more requests."""
 
 
@@ -135,7 +135,7 @@ class Answer:
 
 
 class Engine:
-    """Answers requests: `slots` answers at once, and `waiting` requests in a queue behind them.
+    """Answers requests: `slots` answers at once, and `waiting` requests in a queue after them.
 
     length: tokens of a prompt with its answer, at most. processed_logprobs: log-probabilities are
     reported after temperature and cuts, not before. Start it with `start`, end it with `close`.
@@ -157,7 +157,8 @@ class Engine:
     ) -> None:
         """draft: drafts tokens, of the same tokenizer; texts stay as without. lead: of other ranks,
         which repeat all steps; an error of the model then ends the engine, since ranks may be at
-        different places. agree: as of `How`. Raises ValueError for models that have no drafts.
+        different places. agree: as in `ContinuationOptions`. Raises ValueError for models that have
+        no drafts.
         """
         self.model, self.tokenizer, self.device = model, tokenizer, device
         self.slots, self.room, self.processed = slots, waiting, processed_logprobs
@@ -198,7 +199,7 @@ class Engine:
         request.answers = [Answer(request, n, self.tokenizer) for n in range(request.n)]
         with self._changed:
             if self._closed:
-                raise Closed
+                raise EngineClosed
             self._queue = deque(each for each in self._queue if not each.cancelled)
             if len(self._queue) >= self.room + max(self.slots - len(self._answers), 0):
                 raise Full
@@ -207,7 +208,7 @@ class Engine:
 
     def between(self, change: Callable[[], object]) -> None:
         """Call a function when no answer is written, in the engine's thread; requests that wait
-        come behind it. Raises Closed, or what the function raises.
+        come after it. Raises Closed, or what the function raises.
         """
         done: Future[object] = Future()
 
@@ -219,20 +220,20 @@ class Engine:
 
         with self._changing, self._changed:
             if self._closed:
-                raise Closed
+                raise EngineClosed
             self._change = call
             self._changed.notify_all()
             while self._change is call and not self._closed:
                 self._changed.wait(0.2)
         if not done.done():
-            raise Closed
+            raise EngineClosed
         done.result()
 
     @property
-    def how(self) -> How:
+    def how(self) -> ContinuationOptions:
         """Options of all draws, on all ranks."""
         n_ids = self.tokenizer.vocab_size
-        return How(n_ids=n_ids, as_drawn=self.processed, agree=self.agree)
+        return ContinuationOptions(n_ids=n_ids, as_drawn=self.processed, agree=self.agree)
 
     @property
     def live(self) -> int:
@@ -265,7 +266,7 @@ class Engine:
                 while self._wait():
                     try:
                         self._step()
-                    except Exception as error:  # of the model: requests fail, the engine goes on
+                    except Exception as error:  # of the model: requests fail, the engine continues
                         self._fail(f"{type(error).__name__}: {error}")
                         if self.lead is not None and not isinstance(error, FloatingPointError):
                             raise
@@ -310,7 +311,7 @@ class Engine:
                 self._changed.notify_all()
         while (request := self._next()) is not None:
             self._join(request)
-        self._go_on()
+        self._draw_next()
 
     def _next(self) -> Request | None:
         """The first request of the queue, if there are slots for all of its answers."""
@@ -322,12 +323,12 @@ class Engine:
             return None
 
     def _join(self, request: Request) -> None:
-        """Read a prompt, while others go on, and draw the first token of each answer."""
+        """Read a prompt, while others continue, and draw the first token of each answer."""
         rows = [answer.row for answer in request.answers]
         for row, answer in zip(rows, request.answers, strict=True):
             self._answers[row] = answer
         for _ in self._rows.reading([request.prompt], CHUNK):
-            self._go_on()
+            self._draw_next()
             if request.cancelled or self._closed:
                 break
         else:
@@ -338,9 +339,9 @@ class Engine:
             self._tell(rows)
         self._rows.read.clear()
 
-    def _go_on(self) -> None:
+    def _draw_next(self) -> None:
         if self._rows.rows:
-            self._tell(self._rows.go_on(self.every))
+            self._tell(self._rows.draw_next(self.every))
 
     def _tell(self, rows: list[Row]) -> None:
         for row in rows:

@@ -17,7 +17,7 @@ MISSING = "response_format needs llguidance: pip install 'forge-lm[serve]'"
 
 
 class JSONGuide:
-    """The tokens that an answer may go on with, so that it is JSON of a schema in the end."""
+    """The tokens that an answer may continue with, so that it is JSON of a schema in the end."""
 
     def __init__(self, matcher: Any, n_ids: int) -> None:
         self.matcher, self.n_ids = matcher, n_ids
@@ -37,7 +37,7 @@ class JSONGuide:
 
     @property
     def fault(self) -> str:
-        """Why the answer cannot go on, as where a schema asks for too much; empty if it can."""
+        """Why the answer cannot continue, as where a schema asks for too much; empty if it can."""
         return self.matcher.get_error()[:300] if self.matcher.is_error() else ""
 
 

@@ -12,7 +12,7 @@ from forge.models.batching.row import Drawn, Prompt, Row
 from forge.models.batching.slots import Apart, Rows, Slots, refillable
 from forge.models.head import head_of
 from forge.models.reading_mode import evaluating
-from forge.models.sampling import How
+from forge.models.sampling import ContinuationOptions
 from forge.models.token_distribution import Sampling
 
 READ, READ_ON, JOIN, DRAW, EMPTY, IDLE, END = range(7)
@@ -50,17 +50,17 @@ class _Leading(Rows):
         self.order(JOIN, [row.prompt for row in rows])
         super().join(rows)
 
-    def go_on(self, count: int = 1) -> list[Row]:
+    def draw_next(self, count: int = 1) -> list[Row]:
         count = self.steps(count)
         self.order(DRAW, count)
-        return super().go_on(count)
+        return super().draw_next(count)
 
     def remove(self, row: Row) -> None:
         self.freed.append(self.rows.index(row))
         super().remove(row)
 
 
-class _Following(Rows):
+class _FollowerRows(Rows):
     """Rows of another rank: they take the tokens of the main rank, and end when it says so."""
 
     def steps(self, count: int) -> int:
@@ -86,11 +86,11 @@ class _LeadingApart(_Leading, Apart):
     """Rows of the main rank, with a cache each."""
 
 
-class _FollowingSlots(_Following, Slots):
+class _FollowingSlots(_FollowerRows, Slots):
     """Slots of another rank."""
 
 
-class _FollowingApart(_Following, Apart):
+class _FollowingApart(_FollowerRows, Apart):
     """Rows of another rank, with a cache each."""
 
 
@@ -101,7 +101,9 @@ class Lead:
         self.send = send
         self.made = False
 
-    def rows(self, model: Any, size: int, length: int, how: How, device: torch.device) -> Rows:
+    def rows(
+        self, model: Any, size: int, length: int, how: ContinuationOptions, device: torch.device
+    ) -> Rows:
         """Empty rows, on all ranks."""
         if self.made:
             self.send((EMPTY, [], None))
@@ -126,7 +128,7 @@ def follow(
     model: Any,
     size: int,
     length: int,
-    how: How,
+    how: ContinuationOptions,
     device: torch.device,
     receive: Callable[[], Order],
 ) -> None:
@@ -156,7 +158,7 @@ def follow(
             elif kind == JOIN:
                 rows.join([_mirrored(prompt) for prompt in argument])
             elif kind == DRAW:
-                rows.go_on(argument)
+                rows.draw_next(argument)
 
 
 def _mirrored(prompt: Prompt) -> Row:

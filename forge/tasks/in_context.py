@@ -133,7 +133,7 @@ class InContextTasks(Task):
         return Judged(metrics, {self.name: 1 / item.data["of"]}, detail)
 
     def whole(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
-        """The mean over tasks. Its error is that of items drawn anew within the same tasks."""
+        """The mean over tasks. Its error is that of items drawn again within the same tasks."""
         by_task: dict[str, list[float]] = {}
         for row in rows:
             by_task.setdefault(row["task"], []).append(row["metrics"][self.name])

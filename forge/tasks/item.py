@@ -42,7 +42,7 @@ class Aligned(NamedTuple):
     """The text `texts[index]`, scored where its tokens part from those of the others.
 
     by: start = from the first token that not all have, end = only the last tokens that all have,
-    first = behind the tokens of the first text. A text longer than the model loses its beginning.
+    first = after the tokens of the first text. A text longer than the model loses its beginning.
     """
 
     texts: tuple[str, ...]

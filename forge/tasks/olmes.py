@@ -88,7 +88,7 @@ class Olmes(Task):
 @lru_cache(maxsize=16)
 def _items(path: Path, several: bool, pmi: bool) -> list[Item]:
     """The items of a file, in its order. several: with the task's name as cluster and in the id.
-    pmi: with the pairs without a question behind the others.
+    pmi: with the pairs without a question after the others.
     """
     by_item: dict[Any, list[dict[str, Any]]] = {}
     with gzip.open(path, "rt", encoding="utf-8") as file:

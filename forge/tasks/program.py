@@ -47,7 +47,7 @@ class Programs(Task):
     `entry_point`, the function that `check` in the test is called with.
 
     pass_at_K for each K of `k`, of `samples` texts of each prompt. chat: the model answers in
-    words, and its first fenced block counts, behind the prompt's imports; without a block all of
+    words, and its first fenced block counts, after the prompt's imports; without a block all of
     its text. seconds, memory (MiB): limits of a program. stop, max_tokens, temperature, seed: of
     `Prompt`.
     """

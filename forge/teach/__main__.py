@@ -26,7 +26,7 @@ ALONE = ("objective=distill", "parallel=single", "run.num_processes=1", "eval.en
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Make OUT, or go on with OUT, and print a summary; 2 for a refused request."""
+    """Make OUT, or continue with OUT, and print a summary; 2 for a refused request."""
     arguments = cli.parser("forge.teach OUT", DESCRIPTION)
     add = arguments.add_argument
     add("--k", type=int, default=32, metavar="N", help="tokens to keep of each (default 32)")

@@ -14,8 +14,8 @@ from forge.rundir.history import history
 class CSVFile:
     """`run_dir`/`file_name`: a row a step, a column a metric, empty where a step has no value.
 
-    When a run goes on, the table is made again from metrics.jsonl and performance.jsonl, cut at the
-    checkpoint. Each row is flushed. A metric not logged before adds a column; the file is then
+    When a run continues, the table is made again from metrics.jsonl and performance.jsonl, cut at
+    the checkpoint. Each row is flushed. A metric not logged before adds a column; the file is then
     written again.
     """
 

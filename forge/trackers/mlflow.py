@@ -21,7 +21,7 @@ class MLflow:
     tracking_uri: a server or database; null = MLFLOW_TRACKING_URI, else MLflow's own default.
     experiment: made if absent. run_name: null = the name of the run directory.
 
-    `run_dir`/mlflow_id keeps the id: a continued run goes on in the same run of MLflow. A step
+    `run_dir`/mlflow_id keeps the id: a continued run continues in the same run of MLflow. A step
     logged before is not logged again, since its values are the same.
     """
 

@@ -9,9 +9,9 @@ from pathlib import Path
 class Prometheus:
     """Gauges `forge_train_loss{run="..."}`, ... and `forge_step{run="..."}`.
 
-    port: of http://HOST:PORT/metrics while the run goes on; 0 = no server. address: of the network
-    allowed to ask. textfile: a file for the textfile collector of node_exporter, written again at
-    every log; a relative path is inside the run directory; null = none.
+    port: of http://HOST:PORT/metrics while the run continues; 0 = no server. address: of the
+    network allowed to ask. textfile: a file for the textfile collector of node_exporter, written
+    again at every log; a relative path is inside the run directory; null = none.
     """
 
     def __init__(

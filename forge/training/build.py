@@ -119,7 +119,7 @@ def _order_callbacks(
 ) -> list[Callback]:
     """Order the entries of `callbacks` among the callbacks for stopping, logging and saving.
 
-    Each callback stands behind the callbacks it looks at, see their docstrings.
+    Each callback stands after the callbacks it looks at, see their docstrings.
     """
 
     def wanted(*kinds: type[Callback]) -> list[Callback]:

@@ -77,7 +77,7 @@ def _show(config: Config, lines: Iterable[str]) -> None:
 
 
 def _config_of(run_dir: Path, trust: Sequence[str] | None) -> Config:
-    """The newest config in the directory; trust: as of `build_session`."""
+    """The newest config in the directory; trust: as in `build_session`."""
     if trust is None:
         return saved_config.load_own(run_dir)
     return saved_config.load_config(saved_config.newest(run_dir), trust=trust)

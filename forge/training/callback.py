@@ -32,7 +32,7 @@ class LoopView(Protocol):
     """The part of the training loop open to callbacks.
 
     state: counters so far. interrupted: whether a signal ends the run. stop_reason: reason of the
-    end; None while the run goes on.
+    end; None while the run continues.
     """
 
     session: Session

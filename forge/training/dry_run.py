@@ -24,7 +24,7 @@ from forge.config.model.moe import MoE
 from forge.config.root import Config
 from forge.data.batches.loader import Step
 from forge.models.router import Router
-from forge.parallel.counting import Counting
+from forge.parallel.counting import TrafficCounter
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
 from forge.tensors.local import local
@@ -32,7 +32,7 @@ from forge.training.models import build_model
 from forge.training.step import Update
 
 
-class Imagined(Counting):
+class SimulatedCollectives(TrafficCounter):
     """Counts collectives, and returns the sent values from an exchange of equal parts.
 
     Token counts announced by other ranks must be possible numbers.
@@ -98,9 +98,9 @@ def _step(config: Config, rank: int, size: int) -> dict[str, Any]:
     batches = [batch] * train.grad_accum_steps
     count = (train.global_batch_size or 1) * train.seq_len
     step = Step(batches=batches, n_tokens=count, n_targets=count, n_places=count)
-    with Imagined():
+    with SimulatedCollectives():
         update(step, 0)  # the first step also sets up
-    with Imagined() as counting:
+    with SimulatedCollectives() as counting:
         update(step, 1)
     return report | {"sent": dict(counting.sent)}
 

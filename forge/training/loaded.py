@@ -131,7 +131,7 @@ class Loaded(Trained):
         """Continue several texts or conversations, `n` times: text, tokens and end of each.
 
         logprobs: also the token ids, and the logarithm of each token's probability in the model,
-        before temperature and cuts. options: as of `generate`.
+        before temperature and cuts. options: as in `generate`.
         """
         writer = Writer(
             self.model,
@@ -161,7 +161,7 @@ class Loaded(Trained):
     def logits(self, text: str) -> Tensor:
         """fp32 [seq, vocab] on the model's device: row t predicts the token after t + 1 tokens.
 
-        The tokens are tokenizer.encode(text), behind a token for the begin of documents, if the
+        The tokens are tokenizer.encode(text), after a token for the begin of documents, if the
         tokenizer has one. Raises ValueError for more than model.max_seq_len.
         """
         ids = encode_prompt(self.tokenizer, text)
@@ -213,7 +213,7 @@ class Loaded(Trained):
         items: int = 0,
         too_long: Literal["refuse", "cut"] = "refuse",
     ) -> list[TaskResult]:
-        """The results of tasks, with a row for each item; options as of `evaluate`."""
+        """The results of tasks, with a row for each item; options as in `evaluate`."""
         entries = tasks if isinstance(tasks, Mapping) else _entries(tasks)
         given = {"tasks_items": items, "too_long": too_long}
         section = replace(self.config.eval, **given)

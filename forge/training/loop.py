@@ -292,7 +292,7 @@ class Loop(Moments):
 
     @property
     def ending(self) -> bool:
-        """Whether no further update follows; callbacks behind the asking one may still act."""
+        """Whether no further update follows; callbacks after the asking one may still act."""
         return self.stop_reason is not None or self.state.step >= self.end_step
 
     def stop(self, reason: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forge.optim.one_by_one import OneByOne
+from forge.optim.one_by_one import SequentialUpdates
 from forge.parallel.gradients import clip_values, squares, total_norm
 from forge.parallel.ranks import Ranks
 from forge.tensors.local import local
@@ -78,7 +78,7 @@ class InBackward:
         on_device: bool,
         clip_value: float,
     ) -> None:
-        self.one_by_one, self.counted, self.ranks = OneByOne(optimizer), counted, ranks
+        self.one_by_one, self.counted, self.ranks = SequentialUpdates(optimizer), counted, ranks
         self.on_device, self.clip_value = on_device, clip_value
         self.bad = torch.zeros((), dtype=torch.bool)
         self.squares: list[Tensor] = []

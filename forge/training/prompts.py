@@ -31,7 +31,7 @@ def read_prompts(file: Path) -> list[Prompt]:
         raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is no UTF-8 text: {error.reason} at byte {error.start}") from None
-    if not lines[-1]:  # behind the last line
+    if not lines[-1]:  # after the last line
         lines.pop()
     if not lines:
         raise ValueError(f"{file} is empty; a prompt is a line of it")

@@ -30,7 +30,7 @@ from forge.data.tokens.cache import cache_root, explained
 from forge.data.tokens.store import TokenStore
 from forge.models.reading_mode import evaluating
 from forge.objectives.objective import Objective
-from forge.objectives.responses import References, Responded, summand_of_responses
+from forge.objectives.responses import References, ResponseObjective, summand_of_responses
 from forge.parallel.pipeline import Pipeline
 from forge.parallel.ranks import Ranks
 from forge.rundir.checkpoints import META
@@ -59,10 +59,10 @@ def add_references(
     """Give an objective with a cached reference the log-probabilities of these examples.
 
     Values come from the cache, or all ranks compute them now; a collective. Computed parts are
-    stored at once, for a killed run to go on from. Raises ValueError for an unusable reference.
+    stored at once, for a killed run to resume from. Raises ValueError for an unusable reference.
     """
     section = config.objective
-    if not (isinstance(objective, Responded) and isinstance(section, Referenced)):
+    if not (isinstance(objective, ResponseObjective) and isinstance(section, Referenced)):
         return
     if not section.cached_model:
         return
@@ -137,7 +137,7 @@ def _missing(
 
 @torch.no_grad()
 def _compute(
-    objective: Responded,
+    objective: ResponseObjective,
     model: nn.Module,
     store: TokenStore,
     plan: Examples,

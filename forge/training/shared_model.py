@@ -31,7 +31,7 @@ class SharedModel(nn.Module):
         batch, seq = tokens.shape
         longest = torch.tensor([seq], device=tokens.device)
         dist.all_reduce(longest, dist.ReduceOp.MAX, group=self.group)
-        more = int(longest) - seq  # behind the text, where a causal model reads nothing back
+        more = int(longest) - seq  # after the text, where a causal model reads nothing back
         beside = {}
         if documents is not None:
             beside["documents"] = self._rows_of_all(pad(documents, (0, more), value=LAST))

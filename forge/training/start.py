@@ -17,7 +17,7 @@ from forge.families.folder import is_folder
 from forge.optim.train_eval_modes import Modes
 from forge.parallel.materialize import fill_weights
 from forge.rundir import checkpoints, directory, outcome
-from forge.rundir.checkpoints import TOKENIZER, CheckpointError, Damaged, NoneLeft, Saved
+from forge.rundir.checkpoints import TOKENIZER, CheckpointError, Damaged, NoUsableCheckpoint, Saved
 from forge.rundir.files import cut_rows
 from forge.rundir.progress import row_files
 from forge.rundir.remote.local_copy import local_copy_of
@@ -52,7 +52,7 @@ class Start:
 
     @property
     def step(self) -> int:
-        """The step of this run to go on from; 0 = none."""
+        """The step of this run to resume from; 0 = none."""
         return self.meta.get("step", 0) if self.own else 0
 
     @property
@@ -65,7 +65,7 @@ def choose_start(session: Session, checkpointer: Checkpointer) -> Start:
 
     In this order: checkpoint.resume_from, unless the last start took the same; the newest usable
     checkpoint of the run; checkpoint.resume_from; checkpoint.init_from; nothing. Unusable
-    checkpoints are passed over with a warning. Raises CheckpointError for an unusable named
+    checkpoints are skipped with a warning. Raises CheckpointError for an unusable named
     checkpoint, or a run with only unusable checkpoints.
     """
     start: Start | Exception | None = None
@@ -95,17 +95,21 @@ def _choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
     if newest is not None:
         # Only undo_after sets a damaged checkpoint aside; keep_last_n would count it.
         return Start(checkpoint=newest, own=True, undo_after=newest.step if damaged else None)
-    anew = "put one back, or give another run.dir to begin anew"
+    instead = "put one back, or give another run.dir to begin again"
     if skipped:
         faults = "; ".join(f"{checkpoint.path.name}: {fault}" for checkpoint, fault in skipped)
         if checkpoints.newest_usable(folder, checkpointer.run_id, damaged=damaged)[0]:
             run_name = directory.short(run_dir)
-            anew = f"begin a new run with its weights, checkpoint.init_from={run_name}"
-        raise NoneLeft(f"{folder} has checkpoints and none can be used ({faults}); {anew}")
+            instead = f"begin a new run with its weights, checkpoint.init_from={run_name}"
+        raise NoUsableCheckpoint(
+            f"{folder} has checkpoints and none can be used ({faults}); {instead}"
+        )
     if step := outcome.last_saved_step(run_dir):
         if not config.checkpoint.enabled:
-            anew = "checkpoint.enabled=false saved none; give another run.dir to begin anew"
-        raise NoneLeft(f"{folder} has no checkpoint, and this run was at step {step}; {anew}")
+            instead = "checkpoint.enabled=false saved none; give another run.dir to begin again"
+        raise NoUsableCheckpoint(
+            f"{folder} has no checkpoint, and this run was at step {step}; {instead}"
+        )
     if resume_from is not None:
         return _wanted(folder, resume_from, checkpointer)
     init_from = config.checkpoint.init_from
@@ -166,8 +170,8 @@ def _record(start: Start, source: str, checkpointer: Checkpointer, loop: Loop) -
     if start.undo_after is not None and (moved := checkpointer.set_aside(start.undo_after)):
         say(f"set aside: {', '.join(path.name for path in moved)}")
     if start.checkpoint is None and config.enabled:
-        # Only now: a refused run leaves nothing to go on with.
-        say(f"goes on with: {directory.resume_command(run_dir)}")
+        # Only now: a refused run leaves nothing to continue with.
+        say(f"continues with: {directory.resume_command(run_dir)}")
     loop.trackers.resumed_at = start.step
     cut_rows(row_files(run_dir), start.meta.get("rows", {}) if start.own else {})
     step, resume_from = loop.state.step, config.resume_from
@@ -184,7 +188,7 @@ def _load(start: Start, checkpointer: Checkpointer, loop: Loop) -> str:
     if start.weights is not None:
         return _load_weights(start.weights, loop)
     if start.checkpoint is not None:
-        return _go_on(start, start.checkpoint.path, checkpointer, loop)
+        return _continue_run(start, start.checkpoint.path, checkpointer, loop)
     return "nothing"
 
 
@@ -207,8 +211,8 @@ def _load_weights(path: Path, loop: Loop) -> str:
     return str(path)
 
 
-def _go_on(start: Start, path: Path, checkpointer: Checkpointer, loop: Loop) -> str:
-    """Go on from a checkpoint: weights, optimizer, callbacks, and the place in the data."""
+def _continue_run(start: Start, path: Path, checkpointer: Checkpointer, loop: Loop) -> str:
+    """Resume from a checkpoint: weights, optimizer, callbacks, and the place in the data."""
     config, run_dir = loop.config, loop.run_dir
     same_text = _check_data(start, path, loop.session)
     with _or_another(start, checkpointer):
@@ -243,9 +247,9 @@ def _go_on(start: Start, path: Path, checkpointer: Checkpointer, loop: Loop) -> 
     to_go = f"{loop.end_step - loop.state.step} steps to go"
     if loop.end_step <= loop.state.step:
         to_go = "nothing is left to train; raise train.max_steps"
-    say(f"going on from {source} at step {loop.state.step}, {where}: {to_go}")
+    say(f"resuming from {source} at step {loop.state.step}, {where}: {to_go}")
     if not same_optimizer:
-        say(f"the optimizer begins anew: {source} has the state of another")
+        say(f"the optimizer begins again: {source} has the state of another")
     return source
 
 
@@ -367,7 +371,7 @@ def _check_state(path: Path, config: Config) -> None:
         elif (old.variant, old._target_) != (new.variant, new._target_):
             fault = f"it has the state of optimizer={old.schema_name}"
     if fault:
-        hint = "set checkpoint.init_optimizer=false, and the optimizer begins anew"
+        hint = "set checkpoint.init_optimizer=false, and the optimizer begins again"
         raise CheckpointError(f"checkpoint.init_from={path}: {fault}; {hint}")
 
 
@@ -394,6 +398,6 @@ def _check_data(start: Start, path: Path, session: Session) -> bool:
         message = (
             "the text has changed under this run, so its place in the data means something else"
         )
-        hint = "put it back, or run.allow_change=[data] goes on at the beginning of the new text"
+        hint = "put it back, or run.allow_change=[data] continues at the beginning of the new text"
         raise CheckpointError(f"{path}: {message}; {hint}")
     return same_text

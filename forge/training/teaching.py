@@ -37,7 +37,7 @@ NO_TEXT = "its text is read while training; prepare it first: python -m forge.pr
 
 
 def teach(config: Config, out: Path, *, k: int, number_format: str) -> dict[str, Any]:
-    """Write the folder of a run's text, or go on with the folder; returns the manifest.
+    """Write the folder of a run's text, or continue with the folder; returns the manifest.
 
     Raises ValueError for an unusable teacher or text, and for a folder of another teacher.
     """

@@ -64,7 +64,7 @@ class Background:
         return self._result.result(timeout)
 
     def stop(self) -> Result:
-        """Let the run finish its step and save; forge.resume(run_dir) goes on."""
+        """Let the run finish its step and save; forge.resume(run_dir) continues."""
         self._stopped = True
         self._pass_on(signal.SIGTERM)
         return self.wait()

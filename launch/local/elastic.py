@@ -33,7 +33,7 @@ BATCH = ("train.batch_size", "train.global_batch_size")
 
 @dataclass(frozen=True, kw_only=True)
 class Elastic:
-    """A run that may go on with other numbers of ranks. overrides: as composed at first."""
+    """A run that may continue with other numbers of ranks. overrides: as composed at first."""
 
     run_dir: Path
     resolution: Resolution
@@ -79,7 +79,7 @@ class Elastic:
 
 def words_for_ranks(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> list[str]:
     """Overrides with the layout for the ranks started by torchrun or srun, where run.elastic lets
-    the run in run.dir go on with another number of ranks.
+    the run in run.dir continue with another number of ranks.
 
     Raises ConfigError where no layout over these ranks has the same global batch.
     """

@@ -1,4 +1,4 @@
-"""Ranks on this machine: start them, pass signals on, wait for all, leave none behind."""
+"""Ranks on this machine: start them, pass signals on, wait for all, leave none after."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def start(
     trust: Sequence[str] = (),
     begun: Callable[[], Attended] | None = None,
 ) -> int:
-    """Run the ranks of a run directory, and pass signals on; the exit code as of `Ranks.poll`.
+    """Run the ranks of a run directory, and pass signals on; the exit code as in `Ranks.poll`.
 
     begun: starts the ranks, where these are more than `Ranks`.
     """

@@ -26,7 +26,7 @@ class RestartedRanks:
     """`Ranks` that are started again from the newest checkpoint, at most run.max_restarts times.
 
     With run.elastic a rank that was killed is left out, until its time to be tried again has come:
-    then the run saves, and goes on with all ranks. A run that ended by itself, by a signal to the
+    then the run saves, and continues with all ranks. A run that ended by itself, by a signal to the
     launcher or for a mistake of the user's is not started again.
     """
 
@@ -42,7 +42,7 @@ class RestartedRanks:
         **options: Any,
     ) -> None:
         """elastic: for other numbers of ranks. gpus: of the ranks, as CUDA_VISIBLE_DEVICES names
-        them. options: as of `Ranks`.
+        them. options: as in `Ranks`.
         """
         self.run_dir, self.section = run_dir, section
         self.elastic = elastic if section.elastic else None
@@ -85,7 +85,7 @@ class RestartedRanks:
         if self._growing and code == 128 + GROW and not self.passed_on:
             self._growing = False
             self.lost.clear()
-            return code if not self._laid_out("going on") else None
+            return code if not self._laid_out("continuing") else None
         return None if self._starts_again(code) else code
 
     def wait(self) -> int:

@@ -82,7 +82,7 @@ def read_space(
     library: Callable[[], Library],
     written_at: Callable[[str], str] = lambda key: COMMAND_LINE,
 ) -> Space:
-    """The space of searched and fixed overrides; arguments as of `grid`. Raises ConfigError with
+    """The space of searched and fixed overrides; arguments as in `grid`. Raises ConfigError with
     all problems.
     """
     keys = grid(overrides, params, library, written_at, distribution)

@@ -39,7 +39,7 @@ ABSENT = object()
 class Trials:
     """Ask Optuna for trials, and tell Optuna the results. A stopped trial counts as failed, and a
     new trial with its parameters replaces it. The n-th trial is drawn by the n-th generator, so
-    that a stopped search goes on as if never stopped.
+    that a stopped search continues as if never stopped.
     """
 
     def __init__(

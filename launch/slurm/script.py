@@ -95,7 +95,7 @@ def submitit_parameters(
 
 
 def script_end(folder: Path) -> str:
-    """The line behind srun, which queues a job again of which a rank has died."""
+    """The line after srun, which queues a job again of which a rank has died."""
     words = [sys.executable, "-m", "forge.launch.slurm.restart", str(folder)]
     return f'code=$?; ((code == 0)) || exec {shlex.join(words)} "$code"'
 

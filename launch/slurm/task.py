@@ -1,5 +1,5 @@
 """What a task of a Slurm job runs: one rank of a run directory. A job that was told to stop is
-queued again, once all its ranks have saved, and goes on in the same directory.
+queued again, once all its ranks have saved, and continues in the same directory.
 """
 
 from __future__ import annotations

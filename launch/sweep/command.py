@@ -32,7 +32,7 @@ from forge.rundir.lock import InUse, Lock
 from forge.rundir.provenance import Provenance, collect
 from forge.rundir.wall_clock.starts import note_submission
 
-WORDS = {WAITING: "to start", PARTIAL: "to go on", QUEUED: "in the queue", RUNNING: "at work"}
+WORDS = {WAITING: "to start", PARTIAL: "to continue", QUEUED: "in the queue", RUNNING: "at work"}
 RETRY = "  the same command with sweep.retry=true runs them again"
 
 

@@ -47,7 +47,7 @@ def run_locally(sweep: Command, devices: Devices) -> int:
     assert isinstance(launch, Local)
     with sweep.open():
         sweep.announce()
-        # Points started by a killed command here save first, and then go on.
+        # Points started by a killed command here save first, and then continue.
         saving = [
             entry for entry in sweep.entries if entry.state == RUNNING and entry.point.job is None
         ]

@@ -27,7 +27,7 @@ NO_ANSWER = "Slurm does not answer, so its jobs are shown as their directories h
 
 
 def print_line(text: str) -> None:
-    """Print a line at once. The sweep goes on even after its reader has stopped early."""
+    """Print a line at once. The sweep continues even after its reader has stopped early."""
     try:
         print(text, flush=True)
     except BrokenPipeError:

@@ -69,7 +69,7 @@ def _runs(pid: int, path: Path) -> bool:
 
 
 def point_state(point: Point) -> str:
-    """waiting, running, done, partial (begun, stopped, able to go on), failed or cancelled."""
+    """waiting, running, done, partial (begun, stopped, able to continue), failed or cancelled."""
     has_directory = is_run(point.path)
     if at_work(point):
         return RUNNING

@@ -91,7 +91,7 @@ def test_what_ends_a_case_is_its_row_and_no_case_runs_twice(called, tmp_path, ca
     assert "rehearsal" in table
     assert "| memory | MemoryError: CUDA out of memory. Tried to allocate 9 GiB |" in table
     assert called("--budget", "0")[1] == []
-    assert "2 cases are left; the same command goes on: slow, ..." in capsys.readouterr().out
+    assert "2 cases are left; the same command continues: slow, ..." in capsys.readouterr().out
     rows, _ = called("--only", "caches")
     assert rows["caches"]["found"] == {"at": str(tmp_path / "compiled" / "triton")}
     assert "slow" not in called("--only", "slow", "--budget", "1")[0]  # ended by the budget

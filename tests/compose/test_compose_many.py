@@ -94,7 +94,7 @@ def test_one_point_leaves_nothing_behind_for_the_next() -> None:
 
 
 def test_a_value_that_another_refers_to(write: Callable[[str, str], str]) -> None:
-    """Such files are composed anew for each point."""
+    """Such files are composed again for each point."""
     folder = write(
         "experiment/mine.yaml",
         "# @package _global_\n# mine\ntrain:\n  max_steps: ${eval.interval}\n",

@@ -31,7 +31,7 @@ def all_entries(overrides: list[str], **where) -> dict:
 
 
 def entries(overrides: list[str], **where) -> dict:
-    """The user's, which stand behind forge's own."""
+    """The user's, which stand after forge's own."""
     found = all_entries(overrides, **where)
     assert tuple(found)[: len(OURS)] == OURS
     return {name: entry for name, entry in found.items() if name not in OURS}

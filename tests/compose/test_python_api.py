@@ -131,7 +131,7 @@ def test_a_run_goes_on(started: list[Path], tmp_path: Path, monkeypatch: pytest.
     assert len(started) == 3
     with pytest.raises(ConfigError, match="has seed=9; here it is 1"):
         forge.resume(result.run_dir, ["seed=1"])
-    with pytest.raises(ConfigError, match="goes on, in its own directory"):
+    with pytest.raises(ConfigError, match="continues, in its own directory"):
         forge.resume(result.run_dir, {"run.dir": "x"})
     with pytest.raises(ConfigError, match="is no run directory"):
         forge.resume(tmp_path)
@@ -148,7 +148,7 @@ def test_a_run_that_fails(started: list[Path], monkeypatch: pytest.MonkeyPatch):
 def test_a_run_that_is_interrupted_before_it_begins(
     started: list[Path], monkeypatch: pytest.MonkeyPatch
 ):
-    """Also one that goes on, whose directory has the result of its last start still."""
+    """Also one that continues, whose directory has the result of its last start still."""
     done = forge.train(forge.compose())
     monkeypatch.setattr(processes, "start", lambda run_dir, ranks, **_: 130)
     for overrides in ([], [f"run.dir={done.run_dir}", "train.max_steps=3200"]):

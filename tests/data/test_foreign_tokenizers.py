@@ -247,7 +247,7 @@ def test_files_that_cannot_be_used(tmp_path: Path, ranks: dict[bytes, int]) -> N
     assert said == f"tokenizer.path = {tmp_path}/words.model: {what}. {fix}"
     spm(tmp_path / "suffix.model", treat_whitespace_as_suffix=True)
     said = refusal(SentencePiece(path=f"{tmp_path}/suffix.model"))
-    what = "it writes a space behind a word, and only those before are read"
+    what = "it writes a space after a word, and only those before are read"
     assert said == f"tokenizer.path = {tmp_path}/suffix.model: {what}. {fix}"
 
 

@@ -40,7 +40,7 @@ def store(folder: Path, tokens: np.ndarray, counted: np.ndarray | None = None) -
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_shares_are_within_one_sample_at_every_edge_of_a_block(seed):
-    """Of random weights and phases, by counting what was drawn; sources go on in their epochs."""
+    """Of random weights and phases, by counting draws; sources continue in their epochs."""
     random = np.random.default_rng(seed)
     sources = int(random.integers(2, 6))
     starts = np.unique(np.concatenate([[0], random.integers(1, 9 * BLOCK, 3)])).tolist()

@@ -162,7 +162,7 @@ def test_after_kill_9_it_goes_on_and_the_shards_are_the_same(tmp_path: Path) -> 
     kept = {path.name: path.stat().st_ino for path in parts.glob("0*/train/00000.bin")}
     assert not (out / "manifest.json").exists()
     again = subprocess.run(command(out), capture_output=True, text=True, check=True)
-    assert "go on: " in again.stderr
+    assert "continue: " in again.stderr
     found = {path.stat().st_ino for path in (out / "train").glob("0*.bin")}
     assert {*kept.values()} <= found
     assert not parts.exists()
@@ -266,11 +266,11 @@ def test_refusals(tmp_path: Path, data: Text, monkeypatch: pytest.MonkeyPatch) -
 
     assert failing(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))) == (
         "OUT: cannot write there (No space left on device). Make room or name another directory; "
-        "the same command goes on with what is made."
+        "the same command continues with what is made."
     )
     assert failing(BrokenProcessPool()) == (
         "OUT: a process that tokenises was ended, most often because memory ran out. "
-        "The same command goes on, with --processes fewer at a time."
+        "The same command continues, with --processes fewer at a time."
     )
 
 

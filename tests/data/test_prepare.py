@@ -167,7 +167,7 @@ def test_damage_is_found_said_once_and_repaired(data, caplog, name, damage, reas
     damage(entry(data) / name)
     again = prepared_of(data)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno >= 30]
-    what = f"prepared data in {entry(data)} is damaged and is made anew"
+    what = f"prepared data in {entry(data)} is damaged and is made again"
     assert warning.startswith(f"{what}: {name} {reason}")
     assert again.train.fingerprint == tokens
     again.train.verify()

@@ -238,7 +238,7 @@ def test_messages_of_different_fields_are_those_of_the_file(tmp_path: Path) -> N
 
 
 def test_bad_rows_are_left_out_or_named(tmp_path: Path) -> None:
-    """As many of each file as data.max_bad_rows says; rows behind them are the same."""
+    """As many of each file as data.max_bad_rows says; rows after them are the same."""
     for kind, bad in (("chat", {"messages": [{"role": "user"}]}), ("pairs", {"prompt": "a"})):
         good = written(tmp_path / f"good-{kind}", kind)
         lines = (good / "0.jsonl").read_text().splitlines()

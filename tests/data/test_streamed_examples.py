@@ -116,7 +116,7 @@ def read(found: list[TrainLoader], steps: int) -> list[Step]:
 
 
 def unpadded(rows: list[Step]) -> list[Step]:
-    """Without the places behind the text: rows end with the longest of their own micro-batch."""
+    """Without the places after the text: rows end with the longest of their own micro-batch."""
     for one in rows:
         end = max(place for place, target in enumerate(one["targets"]) if target >= 0) + 1
         assert not any(one["tokens"][end:])
@@ -269,7 +269,7 @@ def test_held_out_examples_are_whole_and_not_trained_on(tmp_path: Path, kind: st
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_bad_rows_are_left_out_or_named(tmp_path: Path, kind: str) -> None:
-    """As many of each file as data.max_bad_rows says; rows behind them are the same."""
+    """As many of each file as data.max_bad_rows says; rows after them are the same."""
     good = written(tmp_path / "good", kind)
     lines = (good / "0.jsonl").read_text().splitlines()
     path = tmp_path / "bad"

@@ -22,8 +22,8 @@ def texts(file: Path) -> list[str]:
     ("name", "content", "message"),
     [
         ("a.csv", "id,text\n1,plain\n2,hello, world\n", "line 3 has more than the 2 fields"),
-        ("a.json", '[{"text":"one"}]\n[{"text":"two"}]', "has something behind its array ('[{"),
-        ("b.json", '[{"text":"one"}] more', "has something behind its array ('more')"),
+        ("a.json", '[{"text":"one"}]\n[{"text":"two"}]', "has something after its array ('[{"),
+        ("b.json", '[{"text":"one"}] more', "has something after its array ('more')"),
         ("c.json", '[{"text":"one"}{"text":"two"}]', "element 2 does not follow a comma"),
         ("d.json", '[{"text":"one"},,{"text":"two"}]', "element 2 is not JSON"),
         ("e.json", '[,{"text":"one"}]', "element 1 is not JSON"),

@@ -1,4 +1,4 @@
-"""`python -m forge.evaluate`: what it writes, refuses, goes on with, and gives on two ranks."""
+"""`python -m forge.evaluate`: what it writes, refuses, continues with, and gives on two ranks."""
 
 from __future__ import annotations
 

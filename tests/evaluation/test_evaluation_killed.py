@@ -1,4 +1,4 @@
-"""kill -9 in the middle of an evaluation of 2,000 items: the same command goes on where it was."""
+"""kill -9 in the middle of an evaluation of 2,000 items: the same command resumes it."""
 
 from __future__ import annotations
 

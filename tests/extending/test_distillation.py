@@ -1,5 +1,5 @@
 """The example of an objective with a batch, metrics and a frozen model of its own: by hand, from
-loader processes, on layouts, and over a run that goes on.
+loader processes, on layouts, and over a run that continues.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The example package through the command line: it trains, is killed, goes on, writes text and is
+"""The example package through the command line: it trains, is killed, continues, writes text and is
 exported.
 """
 
@@ -63,7 +63,7 @@ def test_a_killed_run_ends_with_the_average_and_the_rows_of_an_undisturbed_one(
     verb("train", *options, "run.dir=killed", code=9, KILL="1")
     assert not (desk / "killed" / "ema.safetensors").exists()
     said = verb("train", *options, "run.dir=killed").stdout
-    assert "going on from checkpoints/step_4 at step 4" in said
+    assert "resuming from checkpoints/step_4 at step 4" in said
     whole, killed = (load_file(desk / name / "ema.safetensors") for name in ("whole", "killed"))
     assert whole.keys() == killed.keys()
     assert all(whole[name].equal(killed[name]) for name in whole)

@@ -1,4 +1,4 @@
-"""python -m forge.new makes a project that trains, goes on from elsewhere, sweeps and passes its
+"""python -m forge.new makes a project that trains, resumes from elsewhere, sweeps and passes its
 own test at once.
 """
 
@@ -54,12 +54,12 @@ def test_it_trains_and_goes_on_and_is_read_from_elsewhere(demo: Path, tmp_path: 
     run = demo / "runs" / "one"
     result = json.loads((run / "result.json").read_text())
     assert (result["step"], result["metrics"]["lowest_loss_step"]) == (4, 4)
-    printed = [line.split("  ")[-1].strip() for line in said.splitlines() if "goes on" in line]
+    printed = [line.split("  ")[-1].strip() for line in said.splitlines() if "continues" in line]
     assert printed[-1] == "python -m forge.resume runs/one train.max_steps=8"
     assert "--trust" not in said
     assert re.search(r"^  model +demo_lm\.gru\.GRU: [\d,]+ parameters$", said, re.M)
     said = verb("forge.resume", str(run), "train.max_steps=6", cwd=tmp_path)
-    assert "going on from checkpoints/step_4 at step 4" in said
+    assert "resuming from checkpoints/step_4 at step 4" in said
     assert json.loads((run / "result.json").read_text())["step"] == 6
     said = verb("forge.export", str(run), "weights.safetensors", cwd=tmp_path)
     assert "of step 6" in said

@@ -1,5 +1,5 @@
 """An optimizer with a train and an eval mode: its mean is evaluated, sampled from and saved, while
-training goes on from the other weights.
+training resumes from the other weights.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def test_it_trains_and_goes_on(run: Run, project: Path) -> None:
     shutil.rmtree(project / "runs/one/checkpoints/step_6")
     (project / "runs/one/result.json").unlink()
     again = run(one("resume").replace("runs/two", "runs/one"))
-    assert "going on from checkpoints/step_3" in again.stdout
+    assert "resuming from checkpoints/step_3" in again.stdout
     assert (project / "runs/one/metrics.jsonl").read_bytes() == whole
 
 
@@ -99,7 +99,7 @@ def test_every_command_runs_on_two_ranks_killed_resumed_swept_and_reported(
         time.sleep(0.02)
     os.killpg(started.pid, signal.SIGKILL)
     started.wait()
-    assert "going on from checkpoints/step_" in run(one("resume")).stdout
+    assert "resuming from checkpoints/step_" in run(one("resume")).stdout
     killed = project / "runs/killed"
     (project / "runs/two").rename(killed)
     run(two)

@@ -49,7 +49,7 @@ def alter(run: Path, **values: Any) -> list[Change]:
     config.thaw()
     for key, value in {"run__dir": str(run), **values}.items():
         put(config, key.replace("__", "."), value)
-    return directory.go_on(run, resolve(config), overrides=directory.own_overrides(run))
+    return directory.continue_run(run, resolve(config), overrides=directory.own_overrides(run))
 
 
 def read(path: Path) -> Any:

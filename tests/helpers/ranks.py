@@ -25,7 +25,7 @@ def on_ranks(world: int, work: Callable[[int], None]) -> None:
     that did not end.
 
     Now and then gloo loses a connection while ranks meet (seen three times, torch 2.13). A group of
-    which a rank has not met the others is made anew, twice at most.
+    which a rank has not met the others is made again, twice at most.
     """
     for _ in range(3):
         with tempfile.TemporaryDirectory() as folder:

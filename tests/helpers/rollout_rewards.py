@@ -15,7 +15,7 @@ def signs(prompts: Sequence[str], completions: Sequence[str], **columns: Any) ->
 
 
 class Capitals:
-    """An environment that answers each turn with the letter behind the row's first, in capitals; a
+    """An environment that answers each turn with the letter after the row's first, in capitals; a
     turn with a capital letter is the last. `how` breaks it.
     """
 

@@ -77,7 +77,7 @@ def test_an_exported_chat_model_stops_by_itself(
     assert reader.decode(text[prompt["input_ids"].shape[1] :]) == "hello<|im_end|>"
     loaded = forge.load("run")
     assert loaded.chat("hi", temperature=0, max_new_tokens=40) == "hello"
-    # a run that goes on from this one keeps what the folder says
+    # a run that resumes from this one keeps what the folder says
     assert loaded.tokenizer.stated["generation_config"]["eos_token_id"] == [EOS, OTHER]
 
 

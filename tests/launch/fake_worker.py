@@ -45,8 +45,8 @@ for step in (1, 2, 3):
         put("metrics.jsonl", {"step": step, "train/loss": 1 / seed + step, "lr": 0.1}, "a")
         put("performance.jsonl", {"step": step, "time": time.time() + step}, "a")
 if seed == 13:
-    said = "RuntimeError: it cannot go on\\n(the traceback is somewhere)"
-    error = {"rank": rank, "type": "RuntimeError", "message": "it cannot go on", "traceback": ""}
+    said = "RuntimeError: it cannot continue\\n(the traceback is somewhere)"
+    error = {"rank": rank, "type": "RuntimeError", "message": "it cannot continue", "traceback": ""}
     put("error.json", {**error, "said": said, "code": 1})
     os._exit(1)
 if seed == 66:

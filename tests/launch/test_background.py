@@ -90,7 +90,7 @@ def test_a_run_is_stopped_before_it_takes_signals(capsys: pytest.CaptureFixture[
 
 def test_a_run_fails() -> None:
     run = begin(FAILS)
-    with pytest.raises(RuntimeError, match="run failed: it cannot go on"):
+    with pytest.raises(RuntimeError, match="run failed: it cannot continue"):
         run.wait()
     assert run.status == "failed"
     broken = forge.train(forge.compose([*SMALL, f"seed={BREAKS}"]), background=True)

@@ -1,4 +1,4 @@
-"""A run of four ranks, one of which is killed, goes on with three and then with four again."""
+"""A run of four ranks, one of which is killed, continues with three and then with four again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_four_ranks_then_three_then_four(text_file: Path, tmp_path: Path) -> Non
     shown = elastic_ranks.show(tmp_path, words, dict(os.environ))
     assert not shown.faults()
     assert "with 3 ranks" in shown.said
-    assert "going on, with 4 ranks" in shown.said
+    assert "continuing, with 4 ranks" in shown.said
     assert shown.spent.starts == 3
     assert shown.spent.lost_steps >= 1
     assert "idle" not in shown.spent.seconds

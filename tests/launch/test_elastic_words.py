@@ -56,7 +56,7 @@ def layout(config: Config) -> tuple[int, ...]:
 
 
 def test_the_same_words_under_another_number_of_ranks(tmp_path: Path, ranks: Ranks) -> None:
-    """torchrun begins with four, goes on with two, one and four: 12 sequences a step each time."""
+    """torchrun starts with four, continues with two, one and four: 12 sequences a step each time."""
     layouts = {}
     for size in (4, 2, 1, 4):
         ranks(size)
@@ -86,7 +86,7 @@ def test_ranks_that_share_no_batch_are_refused(
     ranks(1)
     words = [word for word in WORDS if not word.startswith("parallel.")]
     assert train.main(words) == 2
-    assert "a restart by another launcher goes on in a directory" in capsys.readouterr().err
+    assert "a restart by another launcher continues in a directory" in capsys.readouterr().err
 
 
 def test_torchrun_with_one_store_for_all_rounds(

@@ -94,7 +94,7 @@ def test_the_exit_code_is_the_workers(code: int, start: Start) -> None:
 def test_each_rank_has_its_variables_and_a_log(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """And where the log cannot be opened, the run goes on."""
+    """And where the log cannot be opened, the run continues."""
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE")
     code = f"print(*(os.environ.get(name, '-') for name in {names}), *sys.argv[1:-1])\n"
@@ -123,7 +123,7 @@ def test_whichever_rank_dies_the_others_are_ended(
     die = f"os.kill(os.getpid(), signal.SIGKILL) if rank == {first} else time.sleep(60)"
     assert start(PID + die, 3) == 137
     hint = " (out of memory? lower train.batch_size)"
-    again = "the run goes on with: python -m forge.resume .\n"
+    again = "the run continues with: python -m forge.resume .\n"
     assert capfd.readouterr().err == f"rank {first} of 3 was ended by SIGKILL{hint}; {again}"
     assert not [file for file in tmp_path.glob("pid*") if alive(int(file.read_text()))]
     assert start("os.kill(os.getpid(), signal.SIGSEGV)") == 139
@@ -179,7 +179,7 @@ time.sleep(20)
 """
     signal_when((tmp_path / "ready").exists, signal.SIGINT)
     assert start(code) == 130
-    assert capfd.readouterr().err.startswith("the worker was ended by SIGINT; the run goes on")
+    assert capfd.readouterr().err.startswith("the worker was ended by SIGINT; the run continues")
     assert not (tmp_path / "error.json").exists()
 
 

@@ -119,17 +119,17 @@ def test_points_that_fail_are_shown_left_and_retried(capfd: Capture) -> None:
     assert run(command) == 1
     out = re.sub(r"\d+ s\b", "0 s", capfd.readouterr().out)
     assert (
-        "#000 FAILED    seed=13   after 0 s\n     | RuntimeError: it cannot go on\n"
+        "#000 FAILED    seed=13   after 0 s\n     | RuntimeError: it cannot continue\n"
         "     | (the traceback is somewhere)\n#001 starts"
     ) in out
     words = ["rank 0 says hello", "one", "two", "three"]
     lines = "".join(f"     | {word}\n" for word in words)
     assert f"#002 FAILED    seed=66   after 0 s\n{lines}" in out
     killed = "the worker was ended by SIGKILL (out of memory? lower train.batch_size)"
-    killed += "; the run goes on with: python -m forge.resume "
+    killed += "; the run continues with: python -m forge.resume "
     folders = {path.name[:3]: f"sweeps/mine/points/{path.name}" for path in points()}
     listed = (
-        f"  #000 failed    seed=13\n       it cannot go on\n       {folders['000']}\n"
+        f"  #000 failed    seed=13\n       it cannot continue\n       {folders['000']}\n"
         f"  #002 failed    seed=66\n       three\n       {folders['002']}\n"
         f"  #003 failed    seed=77\n       {killed}{folders['003']}\n       {folders['003']}\n"
         "  the same command with sweep.retry=true runs them again\n"
@@ -139,7 +139,7 @@ def test_points_that_fail_are_shown_left_and_retried(capfd: Capture) -> None:
     out = capfd.readouterr().out
     left = "3 that failed or were cancelled; sweep.retry=true runs them again"
     assert f"  left as they are: {left}\n" in out
-    assert "  #000 failed    seed=13\n       it cannot go on\n" in out
+    assert "  #000 failed    seed=13\n       it cannot continue\n" in out
     assert starts() == [1, 1, 1, 1]
     assert run(f"seed={fake_worker.FAILS},1", "sweep.retry=true") == 1
     assert starts() == [2, 1, 1, 1]
@@ -265,7 +265,7 @@ def test_points_of_several_ranks(capfd: Capture) -> None:
     assert run(*many, f"seed=1,{fake_worker.FAILS}") == 1
     out = capfd.readouterr().out
     assert "#000 done" in out
-    assert "     | RuntimeError: it cannot go on\n" in out
+    assert "     | RuntimeError: it cannot continue\n" in out
 
 
 @pytest.mark.nightly
@@ -286,7 +286,7 @@ def test_another_question_does_not_come_into_the_same_directory(capfd: Capture) 
     assert ran(decays) == {"tiny": 8, "tiny_weight_decay": 2}
     said = "sweeps/tiny has a sweep over optimizer.lr; this one gets a directory of its own"
     assert said in capfd.readouterr().out
-    assert ran(decays) == {"tiny": 8, "tiny_weight_decay": 2}, "and goes on there"
+    assert ran(decays) == {"tiny": 8, "tiny_weight_decay": 2}, "and continues there"
     assert ran("seed=1,2")["tiny_seed"] == 2
     assert ran(decays, rates)["tiny_lr_weight_decay"] == 4
     assert ran(decays, "sweep.name=tiny")["tiny"] == 10, "a name that was given is kept"

@@ -250,7 +250,7 @@ def test_a_sweep_that_trains_has_the_runs_that_were_typed_alone() -> None:
 @pytest.mark.nightly
 def test_a_sweep_that_is_killed_ends_with_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
     """Callbacks are free, so the slow points are the same runs. Done points are left, the one that
-    was begun goes on.
+    was begun continues.
     """
     undisturbed = shell(*SWEEP, "launch.jobs=2", "sweep.name=undisturbed")
     assert undisturbed.returncode == 0, undisturbed.stdout

@@ -57,7 +57,7 @@ def test_a_point_that_fails_is_among_the_others() -> None:
     found = forge.sweep(options, {"seed": [1, FAILS]})
     assert [(one.state, one.why) for one in found.points] == [
         ("done", ""),
-        ("failed", "it cannot go on"),
+        ("failed", "it cannot continue"),
     ]
     assert found.points[1].result is None
 
@@ -71,7 +71,7 @@ def test_an_interrupted_sweep_goes_on(capsys: pytest.CaptureFixture[str]) -> Non
     threading.Thread(target=interrupt, daemon=True).start()
     found = forge.sweep(OPTIONS, {"seed": [HANGS, 1]})
     assert [one.state for one in found.points] == ["partial", "waiting"]
-    assert "the same call of forge.sweep goes on" in capsys.readouterr().out
+    assert "the same call of forge.sweep continues" in capsys.readouterr().out
     (found.points[0].run_dir / "go").touch()
     again = forge.sweep(OPTIONS, {"seed": [HANGS, 1]})
     assert [one.state for one in again.points] == ["done", "done"]

@@ -97,7 +97,7 @@ def _nemotron(pattern: str, *shape: int, mamba: int, **more: Any) -> Content:
 
 
 def _pattern(*lengths: int) -> str:
-    """Mamba-2 layers and feed-forward layers in turns; attention behind the Mamba-2 layer of each
+    """Mamba-2 layers and feed-forward layers in turns; attention after the Mamba-2 layer of each
     run but the last.
     """
     runs = ["M-" * (length - 1) + "M*-" for length in lengths[:-1]]

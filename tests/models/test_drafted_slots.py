@@ -13,23 +13,23 @@ from test_slots import LIMIT, PROMPTS, WAYS
 
 from forge.models.batching.drafted import Draft, Drafted, why_no_drafts
 from forge.models.batching.row import Row
-from forge.models.sampling import How
+from forge.models.sampling import ContinuationOptions
 
 
 def drafted(draft: Draft, model: Any, texts: list[Row], size: int) -> None:
     """Write texts, `size` at once; each joins when a slot is free, its prompt read in chunks."""
-    rows = Drafted(draft, model, size, LIMIT, LIMIT, How(), CPU)
+    rows = Drafted(draft, model, size, LIMIT, LIMIT, ContinuationOptions(), CPU)
     waiting = deque(texts)
     while waiting or rows.rows:
         if waiting and rows.free:
             row = waiting.popleft()
             for _ in rows.reading([row.prompt], 4):
                 if rows.rows:
-                    rows.go_on()
+                    rows.draw_next()
             rows.join([row])
             rows.read.clear()
         if rows.rows:
-            rows.go_on()
+            rows.draw_next()
 
 
 @pytest.mark.parametrize(

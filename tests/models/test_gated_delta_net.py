@@ -21,7 +21,7 @@ from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.mixers.gated_delta_net import GatedDeltaNet as GatedDeltaNetConfig
 from forge.models.cache import LayerCache
 from forge.models.decoder import Decoder
-from forge.models.delta_rule import Fed, chunked, l2_norm, recurrent
+from forge.models.delta_rule import DeltaInputs, chunked, l2_norm, recurrent
 from forge.models.gated_delta_net import GatedDeltaNet, delta_rule, delta_rule_backward
 from forge.models.init import init_weights
 
@@ -85,7 +85,7 @@ def test_outputs_and_gradients_are_those_of_qwen3_next(seq) -> None:
         assert (parameter.grad - gradients[name]).norm() <= 1e-5 * gradients[name].norm(), name
 
 
-def fed(seq: int, *, begins: bool = False, seed: int = 0) -> Fed:
+def fed(seq: int, *, begins: bool = False, seed: int = 0) -> DeltaInputs:
     generator = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> Tensor:
@@ -95,7 +95,7 @@ def fed(seq: int, *, begins: bool = False, seed: int = 0) -> Fed:
     starts = torch.zeros(2, seq, dtype=torch.bool)
     for row, places in enumerate(([0, 1, 5, 6, 7, 8, 23], [0, 16, 29, 30])):
         starts[row, [place for place in places if place < seq]] = True
-    return Fed(
+    return DeltaInputs(
         q=drawn(KEY_HEADS, KEY),
         k=drawn(KEY_HEADS, KEY) * 0.3,
         v=drawn(HEADS, VALUE),
@@ -194,7 +194,7 @@ def test_flash_linear_attention_is_given_what_it_takes(monkeypatch) -> None:
         seen.update(options, dtypes=(q.dtype, k.dtype, v.dtype))
         assert scale is None
         assert options.pop("output_final_state")
-        return chunked(Fed(q, k, v, g, beta), 8, state=options.pop("initial_state"))
+        return chunked(DeltaInputs(q, k, v, g, beta), 8, state=options.pop("initial_state"))
 
     package = ModuleType("fla.ops.gated_delta_rule")
     package.chunk_gated_delta_rule = chunk_gated_delta_rule  # type: ignore[attr-defined]
@@ -236,7 +236,7 @@ def test_the_operator_is_registered_as_torch_demands():
 
 def test_the_operator_has_the_values_and_gradients_of_the_recurrence():
     ours, theirs = ([x.requires_grad_() for x in rule_inputs()] for _ in range(2))
-    results = delta_rule(*ours), recurrent(Fed(*theirs[:5]), theirs[5])
+    results = delta_rule(*ours), recurrent(DeltaInputs(*theirs[:5]), theirs[5])
     weights = [torch.randn_like(values) for values in results[0]]
     for inputs, outputs in ((ours, results[0]), (theirs, results[1])):
         total = sum((x * w).sum() for x, w in zip(outputs, weights, strict=True))

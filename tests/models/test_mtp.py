@@ -211,7 +211,7 @@ def test_a_document_reads_none_before_it(small_decoder) -> None:
     together = model.hidden_ahead(tokens, documents=numbers)
     for part, begin in ((tokens[:, :7], 0), (tokens[:, 7:], 7)):
         for depth, alone in enumerate(model.hidden_ahead(part)):
-            end = part.shape[1] - depth  # behind it the token between is of another document
+            end = part.shape[1] - depth  # after it the token between is of another document
             shared = together[depth][:, begin : begin + end]
             torch.testing.assert_close(shared, alone[:, :end], rtol=1e-10, atol=1e-12)
     plain = small_decoder().double()

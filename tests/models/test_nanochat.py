@@ -18,7 +18,7 @@ from forge.config.model.decoder import Decoder as Section
 from forge.config.model.tensors import GATE, RESIDUAL_SCALAR, VALUE_EMBEDDING, X0_SCALAR
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
-from forge.models.sampling import How, continue_rows
+from forge.models.sampling import ContinuationOptions, continue_rows
 
 COUNTS = json.loads((Path(__file__).parent / "nanochat_counts.json").read_text())
 SMALL = (
@@ -166,7 +166,13 @@ def test_generation_with_a_cache_equals_generation_without() -> None:
     assert (model(following, cache=cache)[:, -1] - model(rows)[:, -1]).abs().max() < 1e-12
     prompts = [[5, 6, 7, 8, 9, 10, 11, 12], [3], [5, 6, 7, 8, 9, 10, 11, 12], [40, 41, 42]]
     drawn = [
-        continue_rows(model, prompts, 30, How(use_cache=cached, logprobs=True), torch.device("cpu"))
+        continue_rows(
+            model,
+            prompts,
+            30,
+            ContinuationOptions(use_cache=cached, logprobs=True),
+            torch.device("cpu"),
+        )
         for cached in (True, False)
     ]
     assert drawn[0].tokens == drawn[1].tokens

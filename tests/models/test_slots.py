@@ -12,7 +12,7 @@ from test_generation import CPU, SHAPES, continued
 
 from forge.models.batching.row import Row
 from forge.models.batching.slots import Apart, Slots, refillable
-from forge.models.sampling import How, continue_rows
+from forge.models.sampling import ContinuationOptions, continue_rows
 from forge.models.token_distribution import Sampling
 from forge.rollouts.slots import write_rows
 
@@ -28,19 +28,21 @@ SMEAR = {"smear": {"smear": True}, "smear, window": {"smear": True, "sliding_win
 
 def served(model: Any, texts: list[Row], size: int, chunk: int) -> None:
     """Write texts, `size` at once; each joins when a slot is free, between two steps."""
-    rows: Any = Slots(model, size, LIMIT, LIMIT, How(), CPU) if refillable(model) else None
-    rows = rows or Apart(model, size, LIMIT, How(), CPU)
+    rows: Any = (
+        Slots(model, size, LIMIT, LIMIT, ContinuationOptions(), CPU) if refillable(model) else None
+    )
+    rows = rows or Apart(model, size, LIMIT, ContinuationOptions(), CPU)
     waiting = deque(texts)
     while waiting or rows.rows:
         if waiting and rows.free:
             row = waiting.popleft()
             for _ in rows.reading([row.prompt], chunk):
                 if rows.rows:
-                    rows.go_on()
+                    rows.draw_next()
             rows.join([row])
             rows.read.clear()
         if rows.rows:
-            rows.go_on()
+            rows.draw_next()
 
 
 @pytest.mark.ci("mha", "chunks, sinks", "mla latents", "delta nets", "smear")
@@ -71,7 +73,9 @@ def test_rollouts_of_what_is_beside_keys_and_values(small_decoder, options) -> N
     if model.smear is not None:
         torch.nn.init.normal_(model.smear.gate)
         torch.nn.init.constant_(model.smear.scale, 0.7)
-    how = How(sampling=WAYS[2], ended=lambda row, drawn: len(drawn) > row % 3, logprobs=True)
+    how = ContinuationOptions(
+        sampling=WAYS[2], ended=lambda row, drawn: len(drawn) > row % 3, logprobs=True
+    )
     prompts, numbers = [(*prompt,) for prompt in PROMPTS], range(len(PROMPTS))
     expected = continue_rows(model, prompts, 9, replace(how, use_cache=False), CPU)
     written = write_rows(model, prompts, numbers, 9, how, CPU, size=3)

@@ -16,7 +16,7 @@ from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.mixers.mamba2 import Mamba2 as Mamba2Config
 from forge.config.model.mixers.short_conv import ShortConv as ShortConvConfig
 from forge.families.each.hybrid.mamba import mamba_table
-from forge.families.table import Theirs, row
+from forge.families.table import FolderTensor, row
 from forge.models.cache import LayerCache
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
@@ -101,7 +101,7 @@ def test_steps_within_bounds_are_those_of_transformers() -> None:
         rows[spec.name] = row(own, spec, entry, "", "")
 
     def stored(name: str, grad: bool = False) -> Tensor:
-        place: Theirs = rows[name].theirs
+        place: FolderTensor = rows[name].theirs
         values = theirs.get_parameter(place.name)
         values = values.grad if grad else values.detach()
         assert values is not None

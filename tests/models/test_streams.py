@@ -44,7 +44,7 @@ TOKENS = torch.randint(50, (2, SEQ), generator=torch.Generator().manual_seed(5))
 
 @pytest.mark.parametrize(("streams", "iterations"), [(4, 20), (3, 2), (2, 1)])
 def test_a_joint_is_that_of_transformers(streams: int, iterations: int) -> None:
-    """The layer's input, the streams behind it, and all gradients, in fp32 as theirs."""
+    """The layer's input, the streams after it, and all gradients, in fp32 as theirs."""
     config = DeepseekV4Config(
         hidden_size=24,
         hc_mult=streams,

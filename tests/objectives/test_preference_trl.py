@@ -166,7 +166,7 @@ def trainer(kind: str, options: dict[str, Any], model: Any, reference: Any, fold
 
 
 def sides(batch: dict[str, Any]) -> Iterator[tuple[list[int], list[bool]]]:
-    """Ids of each response behind its prompt, chosen and rejected ones in turn, and which of them
+    """Ids of each response after its prompt, chosen and rejected ones in turn, and which of them
     are of the response.
     """
     if "completion_mask" in batch:

@@ -119,7 +119,7 @@ def muon(w: Tensor, g: Tensor, state: dict[str, Any], k: int) -> Tensor:
 
 
 def drawn(step: int) -> Values:
-    """Step -1: the first weights. The gradient of a matrix behind zeros is 0 at first."""
+    """Step -1: the first weights. The gradient of a matrix after zeros is 0 at first."""
     generator = torch.Generator().manual_seed(step + 1)
     shapes = [shape for each in SHAPES.values() for shape in each]
     values = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]

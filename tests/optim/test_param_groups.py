@@ -13,7 +13,7 @@ from forge.config.optimizers.param_groups import groups, members, named_paramete
 from forge.config.root import Config
 from forge.models.decoder import Decoder
 from forge.optim.build import build_optimizer, rates
-from forge.optim.combined import Together
+from forge.optim.combined import CombinedOptimizer
 from forge.optim.groups import freeze
 from forge.optim.muon import Muon
 from forge.optim.schedules import LearningRate
@@ -112,7 +112,7 @@ def test_two_kinds_update_as_one_and_are_skipped_as_one() -> None:
     model = Decoder(config.model)  # type: ignore[arg-type]
     freeze(model, config)
     optimizer = build_optimizer(config, model)
-    assert isinstance(optimizer, Together)
+    assert isinstance(optimizer, CombinedOptimizer)
     assert [type(one).__name__ for one in optimizer.optimizers] == ["Muon", "AdamW", "Lion"]
     model(torch.arange(8).view(1, 8)).square().mean().backward()
     before = [p.detach().clone() for p in model.parameters()]
@@ -126,7 +126,7 @@ def test_two_kinds_update_as_one_and_are_skipped_as_one() -> None:
     assert {p for one in optimizer.optimizers for p in one.state} == set(model.parameters())
     again = build_optimizer(config, model)
     again.load_state_dict(optimizer.state_dict())
-    assert isinstance(again, Together)
+    assert isinstance(again, CombinedOptimizer)
     assert all(one.state is again.state for one in again.optimizers)
     assert again.state.keys() == optimizer.state.keys()
 

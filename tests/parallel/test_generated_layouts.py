@@ -13,7 +13,7 @@ from forge.evaluation.cache import Cache
 from forge.evaluation.engine import Engine
 from forge.evaluation.generation import Asked, asked, generated
 from forge.evaluation.parts import Agree, continued_in_parts
-from forge.evaluation.prepared import Ready
+from forge.evaluation.prepared import PreparedTask
 from forge.evaluation.run import Runner
 from forge.models.head import head_of
 from forge.parallel.ranks import Ranks
@@ -125,7 +125,7 @@ def rows_on(config: Any, ranks: Ranks) -> list[Any]:
     tokenizer: Any = Letters()
     asks = [Prompt(text=text, max_tokens=4) for text in ("a", "bcd", "efghi", "q", "xyz")]
     items = [Item(id=str(number), asks=(ask,)) for number, ask in enumerate(asks)]
-    ready = Ready(name="word", task=Word(), items=items, requests=[[None]] * 5, of=5)
+    ready = PreparedTask(name="word", task=Word(), items=items, requests=[[None]] * 5, of=5)
     engine = Engine(model, device=CPU, ranks=ranks)
     runner = Runner(engine=engine, tokenizer=tokenizer, cache=Cache(None))
     (result,) = runner.run([ready])

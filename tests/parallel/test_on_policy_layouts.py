@@ -78,7 +78,7 @@ def rows_of(steps: list[Step]) -> list[tuple[list[int], list[int]]]:
 
 
 def test_a_share_of_the_rows_is_written_by_the_student(folder: Path) -> None:
-    """None at 0, all at 1, some at a half, and the others stay; each of them behind its prompt."""
+    """None at 0, all at 1, some at a half, and the others stay; each of them after its prompt."""
     text, half, all_ = (
         rows_of(steps_of(config_of(folder, f"objective.lmbda={share}"), 4)) for share in (0, 0.5, 1)
     )

@@ -32,7 +32,7 @@ def first_step(config: Config, ranks: Ranks | None = None) -> Step:
 
 
 def documents_of(row: Tensor) -> list[Tensor]:
-    """A row cut behind each end of text."""
+    """A row cut after each end of text."""
     cuts = [place + 1 for place, token in enumerate(row.tolist()) if token == END]
     return [each for each in row.tensor_split(cuts) if len(each)]
 

@@ -156,7 +156,7 @@ def test_ranks_that_are_not_there_are_named() -> None:
 
 @pytest.mark.nightly
 def test_a_rank_may_prepare_data_for_longer_than_a_collective_may_take() -> None:
-    """The main rank, or one of another host. No rank goes on before all are through."""
+    """The main rank, or one of another host. No rank continues before all are through."""
     port = free_port()
 
     def work(rank: int) -> None:

@@ -19,7 +19,7 @@ from forge.compose import composition
 from forge.config.parallel import Parallel
 from forge.config.root import Config
 from forge.optim.outer import outer_step
-from forge.parallel.counting import Counting
+from forge.parallel.counting import TrafficCounter
 from forge.parallel.gather import gather_on_main
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
@@ -260,7 +260,7 @@ def test_bytes_of_a_period_are_those_of_the_model_of_traffic(shards: int, fragme
         outer.on_start(loop)
         steps = iter(loader)
         update(next(steps), 0)  # the first sets up
-        with Counting() as counting:
+        with TrafficCounter() as counting:
             for number in range(period):
                 output = update(next(steps), number)
                 state.step = number + 1

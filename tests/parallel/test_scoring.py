@@ -34,7 +34,7 @@ def some_requests(longest: int, vocab: int = 301, count: int = 40) -> list[Reque
     full = Request(ids(longest - 3), ids(4))
     prefix = ids(5)
     choices = [Request(prefix, (letter,)) for letter in (7, 8, 9, 10)]
-    shots = ids(longest // 2)  # two questions of three choices behind the same examples
+    shots = ids(longest // 2)  # two questions of three choices after the same examples
     asked = [Request((*shots, *ids(2)), ids(size)) for size in (2, 3)]
     asked += [Request(each.prefix, ids(size)) for each in asked for size in (1, 2)]
     return [*found, full, *choices, found[0], Request(prefix, (7, 3)), *asked]
@@ -143,7 +143,7 @@ def test_sums_over_a_large_vocabulary_in_fp32_are_those_of_float64() -> None:
 
 
 def test_a_beginning_is_read_once_for_all_that_goes_on_from_it() -> None:
-    """Ten questions of four choices behind 100 tokens of examples: the tokens of the trie."""
+    """Ten questions of four choices after 100 tokens of examples: the tokens of the trie."""
     shots = tuple(range(100))
     asked = [(*shots, 200 + number, *range(8)) for number in range(10)]
     requests = [Request(ask, (300 + choice, 1, 2)) for ask in asked for choice in range(4)]

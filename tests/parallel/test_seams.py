@@ -69,7 +69,7 @@ class LowRankSection(DecoderConfig):
 
 class LatentAttention(nn.Module):
     """Queries from latents that ranks share, one rotated key for all heads, narrow values, a factor
-    for each head, and a gate behind the last product.
+    for each head, and a gate after the last product.
     """
 
     def __init__(self, section: DecoderConfig) -> None:

@@ -14,7 +14,7 @@ from forge.compose import composition
 from forge.config.root import Config
 from forge.data.batches.loader import Step
 from forge.models.router import Router
-from forge.parallel.counting import Counting
+from forge.parallel.counting import TrafficCounter
 from forge.parallel.mesh import make_mesh
 from forge.parallel.ranks import Ranks
 from forge.planning.traffic import Sent, busiest_rank
@@ -125,7 +125,7 @@ def count_a_step(cfg: Config, rank: int, world: int) -> dict[str, int]:
     batches = [{"tokens": tokens, "targets": tokens} for _ in range(cfg.train.grad_accum_steps)]
     step = Step(batches=batches, n_tokens=1000, n_targets=1000, n_places=1000)
     update(step, 0)
-    with Counting() as counting:
+    with TrafficCounter() as counting:
         update(step, 1)
     return dict(counting.sent)
 

@@ -53,7 +53,7 @@ def test_what_is_gathered_of_two_blocks_are_the_experts_of_an_ep_rank(ep: int, s
 
 
 def test_two_blocks_are_the_costliest_two_that_meet():
-    """With every second layer one of each kind; behind dense ones two of experts."""
+    """With every second layer one of each kind; after dense ones two of experts."""
     sparse, dense = SPARSE + 8 * EXPERT, ATTENTION + NORMS + DENSE
     for option, two in (("frequency=2", sparse + dense), ("first_num_dense_layers=1", 2 * sparse)):
         found = parts("parallel.dp_shard=2", f"model.moe.{option}")

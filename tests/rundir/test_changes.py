@@ -1,4 +1,4 @@
-"""What may change when a run goes on: every option of the schema decided, and what two configs
+"""What may change when a run continues: every option of the schema decided, and what two configs
 differ in.
 """
 
@@ -72,7 +72,7 @@ def test_every_option_is_decided() -> None:
         is_free = section in FREE.get(group, "").split() or group in FREE_AS_A_WHOLE
         as_a_whole = group in IDENTITY_AS_A_WHOLE and name not in FREE.get(group, "").split()
         is_identity = name in IDENTITY.get(group, "").split() or as_a_whole
-        assert is_free != is_identity, f"say here whether {key} may change when a run goes on"
+        assert is_free != is_identity, f"say here whether {key} may change when a run continues"
         assert (schema.all_free or field.metadata.get("free", False)) is is_free, key
 
 

@@ -1,4 +1,4 @@
-"""A run of an earlier version, whose config names modules that may have moved since, goes on."""
+"""A run of an earlier version, whose config names modules that may have moved since, continues."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import pytest
 def test_it_is_named_with_the_collective_that_the_others_wait_in(
     text_file: Path, tmp_path: Path
 ) -> None:
-    """By the log and by forge.status, with the stacks of all ranks; let go, the run goes on."""
+    """By the log and by forge.status, with the stacks of all ranks; let go, the run continues."""
     words = ["data=text", f"data.path={text_file}"]
     named = frozen_rank.show(tmp_path, words, dict(os.environ))
     print(named.log, named.status)

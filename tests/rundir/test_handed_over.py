@@ -95,7 +95,7 @@ def test_an_attack_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """By who lets the run go on, and by a rank that is started in the directory all the same."""
+    """By who lets the run continue, and by a rank that is started in the directory all the same."""
     out, submitted = tmp_path / "out", list[Any]()
     out.mkdir()
     monkeypatch.setattr("forge.launch.slurm.jobs.submit_jobs", lambda *a, **_: submitted.append(a))

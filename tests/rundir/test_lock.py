@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.rundir.lock import InUse, Lock, in_use
+from forge.rundir.lock import DirectoryInUse, Lock, in_use
 
 HOLD = (
     "import sys, time; from pathlib import Path; from forge.rundir.lock import Lock; "
@@ -60,7 +60,7 @@ def test_the_second_process_is_told_of_the_first_until_that_is_killed(
 ) -> None:
     """Children of the first that live on do not hold the lock."""
     first = hold(more)
-    with pytest.raises(InUse) as refused:
+    with pytest.raises(DirectoryInUse) as refused:
         Lock(tmp_path).acquire(patience=0)
     who = (
         rf"process {first.pid} on {re.escape(platform.node())} since \d{{4}}(-\d\d){{2}} [\d:]{{8}}"
@@ -86,11 +86,11 @@ def test_a_child_neither_releases_it_nor_is_hindered(tmp_path: Path) -> None:
         child.start()
         child.join()
         assert child.exitcode == 0
-        with pytest.raises(InUse):
+        with pytest.raises(DirectoryInUse):
             Lock(tmp_path).acquire(patience=0)
     pid = os.fork()
     if pid == 0:
-        with suppress(InUse), Lock(tmp_path).acquire(patience=0):
+        with suppress(DirectoryInUse), Lock(tmp_path).acquire(patience=0):
             os._exit(0)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -109,7 +109,7 @@ def test_it_is_free_after_release_and_after_an_error(tmp_path: Path) -> None:
     lock = Lock(tmp_path).acquire(patience=0)
     lock.release()
     lock.release()
-    with Lock(tmp_path).acquire(patience=0), pytest.raises(InUse):
+    with Lock(tmp_path).acquire(patience=0), pytest.raises(DirectoryInUse):
         Lock(tmp_path).acquire(patience=0)
     assert len(os.listdir("/proc/self/fd")) == before
 

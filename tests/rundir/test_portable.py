@@ -113,7 +113,7 @@ def test_a_run_goes_on_from_anywhere(
     ] == [("metrics.log_interval", 3)]
     assert newest(path).name == "config.2.yaml"
     monkeypatch.chdir("/")
-    assert resume(path) == (path, []), "what was kept the second time goes on too"
+    assert resume(path) == (path, []), "what was kept the second time continues too"
 
 
 def test_a_search_path_and_a_tokenizer_go_on_from_anywhere(

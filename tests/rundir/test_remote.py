@@ -17,7 +17,7 @@ import pytest
 from helpers.s3_server import s3  # noqa: F401  (a fixture)
 
 from forge.rundir import checkpoints
-from forge.rundir.checkpoints import META, NoneLeft, Saved
+from forge.rundir.checkpoints import META, NoUsableCheckpoint, Saved
 from forge.rundir.remote import store as store_module
 from forge.rundir.remote.brought import run_to_resume
 from forge.rundir.remote.copies import Copies, Retention
@@ -167,10 +167,10 @@ def test_an_upload_that_dies_is_no_checkpoint(
         }
         assert fetch_newest(listing, tmp_path / "back") == Saved(tmp_path / "back" / "step_2")
     assert content(tmp_path / "back" / "step_2") == content(first)
-    assert "step_4 is passed over: it is torn" in caplog.text
+    assert "step_4 is skipped: it is torn" in caplog.text
     with listing_of(store) as listing:
         store.remove(listing.names(listing.saved[0]))
-    with listing_of(store) as listing:  # where nothing was ever complete, a run begins anew
+    with listing_of(store) as listing:  # where nothing was ever complete, a run begins again
         assert fetch_newest(listing, tmp_path / "none") is None
     again = copies(run, place)  # the next start of the run copies it again
     again.start(4)
@@ -201,7 +201,7 @@ def test_damage_in_the_store_is_seen(tmp_path: Path, folder: str) -> None:
         store.write(of.format(2, "weights/rank_0.bin"), b"")
     with (
         listing_of(store) as listing,
-        pytest.raises(NoneLeft, match=r"step_8: it is torn: .*; step_6"),
+        pytest.raises(NoUsableCheckpoint, match=r"step_8: it is torn: .*; step_6"),
     ):
         fetch_newest(listing, tmp_path / "other")
 
@@ -229,7 +229,7 @@ def test_ranks_copy_their_own_parts_and_meta_comes_last(tmp_path: Path, place: s
     for thread in threads:
         thread.join(20)
     assert names[1] == ["checkpoints/step_2/weights/rank_1.bin"]
-    assert "checkpoints/step_2/weights/rank_2.bin" in names[0], "saved by more ranks than go on"
+    assert "checkpoints/step_2/weights/rank_2.bin" in names[0], "saved by more ranks than continue"
     assert [name for name in names[0] if "step_2" in name][-1] == f"checkpoints/step_2/{META}"
     with listing_of(Store(f"{place}/mine")) as listing:
         assert [saved.step for saved in listing.usable()] == [2]

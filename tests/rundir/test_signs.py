@@ -100,7 +100,7 @@ def test_the_status_names_it(
 def test_a_rank_that_has_never_come_is_named_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And the run goes on where no file can be written."""
+    """And the run continues where no file can be written."""
     (tmp_path / "alive").write_text("")
     with signs_of_life(tmp_path, 0, 2, every=0.05, silent=0.2):
         until(lambda: "rank 1 has given no sign of life for " in caplog.text)

@@ -44,7 +44,7 @@ def test_a_scheme_whose_package_is_absent(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """One message with the address and the package, exit code 2, and nothing written: where
-    checkpoints go to, where data comes from, and which run goes on.
+    checkpoints go to, where data comes from, and which run continues.
     """
     package, address = PACKAGES[scheme], f"{scheme}://bucket/runs/mine"
     absent(monkeypatch, package)

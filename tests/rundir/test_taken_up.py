@@ -1,4 +1,4 @@
-"""A run directory that exists: the same command goes on, changes are kept, a refusal writes
+"""A run directory that exists: the same command continues, changes are kept, a refusal writes
 nothing, and what is finished stays so.
 """
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from forge.sandbox import Ran, SandboxLimits, run_python
+from forge.sandbox import ProgramResult, SandboxLimits, run_python
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is of Linux")
 MIB = 2**20
@@ -54,7 +54,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     victim.wait()
 
 
-def tried(program: str, target: Target, without: tuple[str, ...] = FULL) -> Ran:
+def tried(program: str, target: Target, without: tuple[str, ...] = FULL) -> ProgramResult:
     values = {"PID": target.pid, "SECRET": str(target.secret), "PORT": target.port}
     values |= {"OUTSIDE": str(target.outside)}
     head = "".join(f"{name} = {value!r}\n" for name, value in values.items())

@@ -72,7 +72,7 @@ def test_commands_that_cannot_be(talker: Path, monkeypatch, capsys: Capture) -> 
         "top_p=2.0: must be above 0",
         "top_k is a number, not 'x'",
         "no system turn",
-        "/clear begins anew",
+        "/clear begins again",
         "/quit",
     ):
         assert said in shown.err

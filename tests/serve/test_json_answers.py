@@ -14,7 +14,7 @@ import torch
 
 from forge.models.batching.row import Row
 from forge.models.batching.slots import Slots
-from forge.models.sampling import How
+from forge.models.sampling import ContinuationOptions
 from forge.models.token_distribution import Sampling
 from forge.serve.engine import Answer, Piece, Request
 from forge.serve.json_guide import MISSING, JSONGuides
@@ -66,7 +66,7 @@ def test_texts_beside_an_answer_of_a_schema_stay_as_they_are(loaded) -> None:
     maker = JSONGuides(tokenizer, [tokenizer.end_id]).maker(SCHEMA)
 
     def written(*guided: bool) -> list[list[int]]:
-        how = How(n_ids=tokenizer.vocab_size)
+        how = ContinuationOptions(n_ids=tokenizer.vocab_size)
         slots = Slots(model, 2, 120, 40, how, torch.device("cpu"))
         rows = [
             Row(
@@ -81,7 +81,7 @@ def test_texts_beside_an_answer_of_a_schema_stay_as_they_are(loaded) -> None:
         list(slots.reading(row.prompt for row in rows))
         slots.join(rows)
         while slots.rows:
-            slots.go_on(8)
+            slots.draw_next(8)
         return [row.tokens for row in rows]
 
     free, guided = written(False, True)

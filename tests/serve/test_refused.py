@@ -118,7 +118,7 @@ def test_the_page_and_the_counts(http) -> None:
 
 
 def test_a_request_that_is_no_http(served, http) -> None:
-    """The connection is closed, and the server goes on."""
+    """The connection is closed, and the server continues."""
     for raw in (b"\x00\x01\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", http.base_url.port), timeout=10) as plain:
             plain.sendall(raw)

@@ -100,8 +100,8 @@ def test_a_client_that_vanishes_frees_its_slot(loaded) -> None:
     with serving(loaded, slots=1, waiting=8) as (address, server):
         engine, slow = server.engine, threading.Event()
         server.ends[False] = frozenset()  # answers that end by their length alone
-        go_on = engine._rows.go_on
-        engine._rows.go_on = lambda count: (slow.wait(0.05), go_on(count))[1]  # type: ignore
+        draw_next = engine._rows.draw_next
+        engine._rows.draw_next = lambda count: (slow.wait(0.05), draw_next(count))[1]  # type: ignore
         body = {"prompt": "the", "stop": [], "max_tokens": 100, "stream": True}
         url = f"{address}/v1/completions"
         with httpx.stream("POST", url, json=body, trust_env=False) as reply:
@@ -127,10 +127,10 @@ def vanish(url: str, body: dict[str, Any]) -> None:
 
 
 def test_a_flood_is_refused(loaded) -> None:
-    """429 behind the queue, and every admitted request is answered."""
+    """429 after the queue, and every admitted request is answered."""
     with serving(loaded, slots=2, waiting=3) as (address, server):
-        go_on, gate = server.engine._rows.go_on, threading.Event()
-        server.engine._rows.go_on = lambda count: (gate.wait(30), go_on(count))[1]  # type: ignore
+        draw_next, gate = server.engine._rows.draw_next, threading.Event()
+        server.engine._rows.draw_next = lambda count: (gate.wait(30), draw_next(count))[1]  # type: ignore
 
         def ask(number: int) -> httpx.Response:
             body = {"prompt": "the", "max_tokens": 5, "seed": number}
@@ -156,14 +156,14 @@ def test_sixteen_streams_at_once(loaded) -> None:
     with serving(loaded, slots=16) as (address, server):
         server.ends[False] = frozenset()  # answers that end by their length alone
         engine, live, slow = server.engine, [], threading.Event()
-        go_on = engine._rows.go_on
+        draw_next = engine._rows.draw_next
 
         def noted(count: int) -> Any:
             live.append(engine.live)
             slow.wait(0.1 if max(live) < 16 else 0)
-            return go_on(count)
+            return draw_next(count)
 
-        engine._rows.go_on = noted  # type: ignore[method-assign]
+        engine._rows.draw_next = noted  # type: ignore[method-assign]
         own = httpx.Client(trust_env=False, timeout=60)
         asked: Any = {"model": "tiny", "prompt": "the ship", "max_tokens": 90, "temperature": 0.9}
         client = openai.OpenAI(base_url=f"{address}/v1", api_key="-", http_client=own)
@@ -175,6 +175,6 @@ def test_sixteen_streams_at_once(loaded) -> None:
         with ThreadPoolExecutor(16) as pool:
             texts = list(pool.map(text_of, range(16)))
         assert max(live) == 16
-        engine._rows.go_on = go_on  # type: ignore[method-assign]
+        engine._rows.draw_next = draw_next  # type: ignore[method-assign]
         assert [text_of(number) for number in (0, 7, 15)] == [texts[0], texts[7], texts[15]]
         assert len(set(texts)) == 16

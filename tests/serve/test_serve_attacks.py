@@ -97,8 +97,8 @@ def test_the_memory_of_a_flood_is_flat(loaded) -> None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * page / 2**20
 
     with ExitStack() as stack, serving(loaded, slots=2, waiting=3) as (address, server):
-        go_on, gate = server.engine._rows.go_on, threading.Event()
-        server.engine._rows.go_on = lambda count: (gate.wait(60), go_on(count))[1]  # type: ignore
+        draw_next, gate = server.engine._rows.draw_next, threading.Event()
+        server.engine._rows.draw_next = lambda count: (gate.wait(60), draw_next(count))[1]  # type: ignore
         url = f"{address}/v1/completions"
         body: Any = {"prompt": "the", "max_tokens": 5, "user": "u" * (LIMITS.body - 200)}
 

@@ -1,4 +1,4 @@
-"""rollout=openai, by forge's own server: rollouts have the weights in training, and runs go on."""
+"""rollout=openai, by forge's own server: rollouts have the trained weights, and runs continue."""
 
 from __future__ import annotations
 

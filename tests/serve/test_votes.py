@@ -164,7 +164,7 @@ def test_votes_are_trained_on(talker: Path, votes: Votes, tmp_path: Path) -> Non
 @pytest.mark.nightly
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 def test_a_vote_in_a_browser(http, votes: Votes, tmp_path: Path, monkeypatch) -> None:
-    """The page names A and B after the vote alone; the talk goes on with the better answer."""
+    """The page names A and B after the vote alone; the talk continues with the better answer."""
     page = tmp_path / "page.html"
     page.write_text(app.PAGE.read_text("utf-8").replace("</body>", f"{READER}</body>"), "utf-8")
     monkeypatch.setattr(app, "PAGE", page)

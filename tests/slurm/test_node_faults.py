@@ -97,7 +97,7 @@ def rank_process(run: Run, rank: int) -> int:
 def test_a_killed_rank_has_its_job_queued_again_without_its_node(
     submit: Submit, one_box_slurm: OneBox
 ) -> None:
-    """The log names the node; the job goes on on the other, and its losses are those of a run
+    """The log names the node; the job continues on the other, and its losses are those of a run
     left alone.
     """
     run = submit("killed", *TWO_RANKS, "launch.max_restarts=2", "launch.max_requeues=0")

@@ -114,8 +114,8 @@ def test_an_elastic_job_goes_on_without_a_node_in_its_place(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Two nodes of four ranks each: four ranks may go on, and five may not. Once there is another
-    node the run has both again.
+    """Two nodes of four ranks each: four ranks may continue, and five may not. Once there is
+    another node the run has both again.
     """
     monkeypatch.setenv("SLURM_NTASKS", "8")
     asked = commands("n1 idle\\nn2 mix\\n")

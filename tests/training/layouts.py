@@ -1,4 +1,4 @@
-"""Runs on forked ranks that go on in another layout."""
+"""Runs on forked ranks that continue in another layout."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ Train = Callable[..., Path]
 
 
 def trains(folder: Path, text_file: Path) -> Train:
-    """Let the run of a name go on in a layout, on forked ranks, up to a step; what its ranks read
-    is left in its batches/.
+    """Let the run of a name continue in a layout, on forked ranks, up to a step; what its ranks
+    read is left in its batches/.
     """
 
     def run(name: str, layout: str, steps: int, *overrides: str) -> Path:

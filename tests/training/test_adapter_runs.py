@@ -59,7 +59,7 @@ def test_it_goes_on_to_the_bit_and_only_with_its_base(base, run, new_run, capsys
     loop = built(path)
     loop.end_step = 2
     loop.run()
-    # The base goes on: the adapters are of the weights that they began with.
+    # The base continues: the adapters are of the weights that they began with.
     built(path).run()
     assert_bit_equal(stored(step_of(path, 4)), stored(step_of(run, 4)))
     assert meta(step_of(path, 4))["base"] == meta(step_of(run, 4))["base"]
@@ -109,7 +109,7 @@ def test_a_base_that_was_moved_is_found_again(base, run, tmp_path):
     assert torch.equal(load_run(runs / run.name).model(TOKENS), expected)
 
     alone = (runs / base.name).rename(tmp_path / "alone")
-    with pytest.raises(CheckpointError, match="a link to them back, or go on with"):
+    with pytest.raises(CheckpointError, match="a link to them back, or continue with"):
         load_run(runs / run.name)
     more = [f"checkpoint.init_from={alone}", "run.allow_change=[checkpoint.init_from]"]
     assert resume.main([str(runs / run.name), "train.max_steps=5", *more]) == 0

@@ -57,7 +57,7 @@ def test_another_text_is_refused_until_it_is_put_back(broken_off, own_text, caps
     before = own_text.read_text()
     own_text.write_text(2 * before)  # another text with the same tokenizer
     what = f"{CHANGED}, so its place in the data means something else"
-    fix = "put it back, or run.allow_change=[data] goes on at the beginning of the new text"
+    fix = "put it back, or run.allow_change=[data] continues at the beginning of the new text"
     assert refused(broken_off, capsys) == f"{broken_off}/checkpoints/step_3: {what}; {fix}"
     own_text.write_text(before)
     assert worker.main([str(broken_off)]) == 0
@@ -71,7 +71,7 @@ def test_another_text_is_read_from_its_beginning_where_allowed(
     alter(broken_off, run__allow_change=["data"])
     loop = built(broken_off)
     where = "at the beginning of this corpus, which is another one: 3 steps to go"
-    said = f"going on from checkpoints/step_3 at step 3, {where}"
+    said = f"resuming from checkpoints/step_3 at step 3, {where}"
     assert capsys.readouterr().out.splitlines()[-1] == said
     assert (loop.state.step, loop.state.samples, loop.loader.samples) == (3, 0, 0)
     fresh = built(new_run(f"data.path={own_text}"))
@@ -95,8 +95,8 @@ def test_another_tokenizer_is_refused(broken_off, own_text, capsys):
 
 
 def test_another_model_begins_fresh_where_it_does_not_fit(saved_run, caplog):
-    """One more block, allowed: it has initial weights and fresh optimizer state, and all else goes
-    on.
+    """One more block, allowed: it has initial weights and fresh optimizer state, and all else
+    continues.
     """
     allowed = ["model", "scheduler"]
     alter(saved_run, model__n_layers=3, train__max_steps=8, run__allow_change=allowed)
@@ -129,7 +129,7 @@ def test_another_optimizer_begins_anew(saved_run, capsys):
     trust = {"run__trust": ["test_changed_run."], "run__allow_change": ["optimizer", "scheduler"]}
     alter(saved_run, optimizer___target_="test_changed_run.sgd", train__max_steps=8, **trust)
     loop = built(saved_run)
-    said = "the optimizer begins anew: checkpoints/step_6 has the state of another"
+    said = "the optimizer begins again: checkpoints/step_6 has the state of another"
     assert capsys.readouterr().out.splitlines()[-1] == said
     assert (loop.state.step, len(loop.optimizer.state)) == (6, 0)
     assert_bit_equal(weights(loop.model), stored(step_of(saved_run, 6), "model/"))
@@ -137,4 +137,4 @@ def test_another_optimizer_begins_anew(saved_run, capsys):
     names = stored(step_of(saved_run, 8), "optimizer/")
     assert {name.rpartition("/")[2] for name in names} == {"momentum_buffer"}
     built(saved_run)
-    assert "begins anew" not in capsys.readouterr().out
+    assert "begins again" not in capsys.readouterr().out

@@ -137,7 +137,7 @@ def test_live_bar_on_a_terminal(width, bar, shown, cut):
 
 
 def test_every_step_moves_the_bar_without_a_line(monkeypatch):
-    """From the step that the run goes on from; the rest is estimated between logs too."""
+    """From the step that the run resumes from; the rest is estimated between logs too."""
     stream, clock, shown = Terminal(), Clock(), []
     made = partial(console_tracker, console=terminal(100, stream), clock=clock)
     monkeypatch.setattr("forge.training.callbacks.console.console_tracker", made)

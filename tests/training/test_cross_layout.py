@@ -1,4 +1,4 @@
-"""A run that is stopped goes on in any other layout: the same checkpoint to the bit, the same
+"""A run that is stopped continues in any other layout: the same checkpoint to the bit, the same
 batches, the same curve.
 """
 
@@ -133,7 +133,7 @@ def test_every_objective_goes_on_elsewhere_with_every_adapter(train, model, tmp_
 
 
 def travels(train: Train, model: str, stops: tuple[tuple[str, int], ...]) -> None:
-    """A run that stops and goes on in another layout has the curve and the batches of one that
+    """A run that stops and continues in another layout has the curve and the batches of one that
     never stops.
     """
     rows = 16 if "data.path" in model else 8  # an example has two

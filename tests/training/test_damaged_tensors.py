@@ -51,9 +51,9 @@ def test_a_run_goes_on_from_the_one_before_with_the_same_bits(saved_run, below, 
     intact, about = stored(step_of(saved_run, 6)), meta(step_of(saved_run, 6))
     _, fault = flip(step_of(saved_run, 6), below)
     assert worker.main([str(saved_run)]) == 0
-    assert warnings(caplog) == [f"{saved_run}/checkpoints/step_6 is passed over: {fault}"]
+    assert warnings(caplog) == [f"{saved_run}/checkpoints/step_6 is skipped: {fault}"]
     assert capsys.readouterr().out.splitlines()[:2] == [
-        "going on from checkpoints/step_4 at step 4, where it stopped in the data: 2 steps to go",
+        "resuming from checkpoints/step_4 at step 4, where it stopped in the data: 2 steps to go",
         "set aside: step_6.undone",
     ]
     assert folders(saved_run) == ["step_4", "step_6", "step_6.undone"]
@@ -108,7 +108,7 @@ def test_whoever_reads_a_run_takes_the_one_before(saved_run, new_run, tmp_path, 
     """Reading it, exporting it, and beginning another run with its weights."""
     _, fault = flip(step_of(saved_run, 6), "model/", last=True)
     theirs = stored(step_of(saved_run, 4), "model/")
-    said = [f"{saved_run}/checkpoints/step_6 is passed over: {fault}"]
+    said = [f"{saved_run}/checkpoints/step_6 is skipped: {fault}"]
     trained = load_run(saved_run)
     assert (trained.step, trained.path, warnings(caplog)) == (4, step_of(saved_run, 4), said)
     assert_bit_equal(dict(trained.model.state_dict()), theirs)
@@ -147,7 +147,7 @@ def test_two_ranks_agree_where_one_of_them_finds_it(tmp_path, text_file):
     (run / "result.json").unlink()
     _, fault = flip(step_of(run, 6), "optimizer/", "rank_1.bin")
     train("run", "fsdp2", 6, often)
-    said = f"{run}/checkpoints/step_6 is passed over: {fault}"
+    said = f"{run}/checkpoints/step_6 is skipped: {fault}"
     assert said in (run / "logs" / "rank_0.log").read_text()
     assert folders(run) == ["step_2", "step_4", "step_6", "step_6.undone"]
     assert_bit_equal(stored(step_of(run, 6)), intact)
@@ -165,7 +165,7 @@ def test_two_ranks_agree_on_rows_that_one_of_them_packs(tmp_path, text_file):
     qlora = f"adapter=qlora adapter.rank=2 checkpoint.init_from={base} train.max_steps=1"
     run = train("run", "fsdp2", 1, "model.dim=128", "model.ffn_hidden_dim=128", qlora)
     log = (run / "logs" / "rank_0.log").read_text()
-    assert f"{step} is passed over: {fault}" in log
+    assert f"{step} is skipped: {fault}" in log
     starts = [row["from"] for row in outcome.attempts(run) if row["event"] == "start"]
     assert starts == [str(step_of(base, 2))]
 
@@ -177,7 +177,7 @@ def test_ranks_that_generate_take_the_one_before(saved_run, caplog, capfd):
     assert generate.main([str(step_of(saved_run, 4)), *words]) == 0
     theirs = capfd.readouterr().out
     assert generate.main([str(saved_run), *words]) == 0
-    assert warnings(caplog) == [f"{saved_run}/checkpoints/step_6 is passed over: {fault}"]
+    assert warnings(caplog) == [f"{saved_run}/checkpoints/step_6 is skipped: {fault}"]
     assert capfd.readouterr().out == theirs
     assert generate.main([str(step_of(saved_run, 6)), *words]) == 2
     said = f"{step_of(saved_run, 6)} cannot be used: {fault}; take another checkpoint\n"

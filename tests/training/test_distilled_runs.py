@@ -40,7 +40,7 @@ def test_a_teacher_of_another_size_and_a_run_that_goes_on(tiny_run, trained) -> 
 
 
 def test_a_student_that_writes_goes_on_with_the_same_bits(trained, tmp_path) -> None:
-    """Half the rows are written by the student; the steps behind a checkpoint are made again."""
+    """Half the rows are written by the student; the steps after a checkpoint are made again."""
     file = tmp_path / "rows.jsonl"
     rows = [{"prompt": f"def f{n}(", "response": f"x{n}): return {n}"} for n in range(40)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

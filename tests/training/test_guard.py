@@ -53,7 +53,7 @@ def state_of(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("on_device", [False, True], ids=["host", "found_inf"])
 def test_a_skipped_update_equals_a_plain_loop_that_leaves_it_out(on_device, where, value):
     """Weight decay and moments too, when one of several micro-batches is bad; the learning rate
-    goes on with the number of the step.
+    continues with the number of the step.
     """
     data, section = global_batches(masked=False), AdamWConfig(lr=0.01, weight_decay=0.1, fused=True)
     options = {"clip": 1.0, "schedule": lambda number: 1.0 / (1 + number)}

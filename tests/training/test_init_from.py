@@ -106,7 +106,7 @@ def test_the_weights_of_another_vocabulary_are_refused(
 
 @pytest.mark.nightly
 def test_it_is_done_once(saved_run, new_run):
-    """A run that has a checkpoint of its own goes on from that; one that was killed before begins
+    """A run that has a checkpoint of its own resumes from that; one that was killed before begins
     with the weights again.
     """
     path = new_run(f"checkpoint.init_from={saved_run}")

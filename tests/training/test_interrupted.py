@@ -1,5 +1,5 @@
-"""A signal anywhere: the run saves, says so, and what it left undone is done when it goes on, as if
-it had never stopped.
+"""A signal anywhere: the run saves, says so, and what it left undone is done when it continues, as
+if it had never stopped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def stop(path: Path, *, evaluation_number: int, batch: int):
 
 
 def assert_ends_as(ours: Path, theirs: Path):
-    """The run goes on to the same rows, checkpoint and result."""
+    """The run continues to the same rows, checkpoint and result."""
     assert worker.main([str(ours)]) == 0
     for name in ("metrics.jsonl", "samples.jsonl"):
         assert (ours / name).read_bytes() == (theirs / name).read_bytes() != b""

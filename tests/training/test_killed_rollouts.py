@@ -37,7 +37,7 @@ from forge.objectives import grpo
 from forge.train import main
 from helpers import rollout_rewards
 owner, name, call = {
-    "writing": (slots.Slots, "go_on", 30),
+    "writing": (slots.Slots, "draw_next", 30),
     "rewards": (rollout_rewards, "signs", 3),
     "update": (grpo.GRPO, "__call__", 12),
     "last update": (grpo.GRPO, "__call__", 16),
@@ -104,7 +104,7 @@ def test_a_killed_run_ends_with_the_same_bits(kill: str, undisturbed: Path, tmp_
 
 
 def test_random_rewards_and_replies_are_read_again(tmp_path: Path) -> None:
-    """A run killed in the second update of its last rollout goes on from what was written, even if
+    """A run killed in the second update of its last rollout resumes from what was written, even if
     its rewards and its environment are random: with the same bits at each try.
     """
     more = [

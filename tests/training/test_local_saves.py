@@ -1,4 +1,4 @@
-"""Saves to the disks of nodes while training goes on: the same bits, and none that a kill ends."""
+"""Saves to the disks of nodes while training continues: the same bits, and none torn by a kill."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_a_run_learns_and_logs_its_routing(trained):
 @pytest.mark.ci("3")
 @pytest.mark.parametrize("interval", [1, 3])
 def test_a_run_that_goes_on_equals_one_that_never_stopped(trained, interval):
-    """KempnerForge's defect 1 lost the bias; here it goes on, with a log that a checkpoint fell
+    """KempnerForge's defect 1 lost the bias; here it continues, with a log that a checkpoint fell
     into.
     """
     options = f"""

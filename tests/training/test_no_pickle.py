@@ -45,7 +45,7 @@ def plant(step: Path, mark: Path):
 
 
 def rewrite(step: Path, name: str, content: bytes):
-    """Also in meta.json, with the sizes and sums, which anybody can make anew."""
+    """Also in meta.json, with the sizes and sums, which anybody can make again."""
     (step / name).write_bytes(content)
     if name != "meta.json":
         meta = read(step / "meta.json")

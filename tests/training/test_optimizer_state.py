@@ -1,5 +1,5 @@
-"""The state of each optimizer in checkpoints: a run that goes on equals one that never stopped, to
-the bit in its own layout, and up to rounding in another.
+"""The state of each optimizer in checkpoints: a run that continues equals one that never stopped,
+to the bit in its own layout, and up to rounding in another.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OPTIMIZERS = {
     "muon": "optimizer=muon",
     "normuon": "optimizer=normuon optimizer.momentum_start=0.85",
     "nanochat": "optimizer=nanochat optimizer.weight_decay_schedule=constant "
-    "optimizer.momentum_end=null",  # of the horizon, which differs below until it goes on
+    "optimizer.momentum_end=null",  # of the horizon, which differs below until it continues
     "sgd": "optimizer=sgd optimizer.nesterov=true",
     "sgd_plain": "optimizer=sgd optimizer.momentum=0",
     "schedule_free": "optimizer=schedule_free_adamw optimizer.schedule_free_warmup_steps=4",
@@ -97,5 +97,5 @@ def test_schedules_over_the_run_go_on_where_they_were(train, layout):
 
 BOUNDS = {"8bit": 0.05, "two": 0.05, "4bit": 0.3, "fp8": 0.1, "lion": 0.1}
 """How far from the other layout the way of three steps may end: the signs of Lion are those of
-rounding where a momentum is near 0, and moments are quantized anew where rows are cut otherwise.
+rounding where a momentum is near 0, and moments are quantized again where rows are cut otherwise.
 """

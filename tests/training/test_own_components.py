@@ -1,4 +1,4 @@
-"""Components that files name by `_target_` alone train, are saved and go on like forge's own."""
+"""Components that files name by `_target_` alone train, are saved and continue like forge's own."""
 
 from __future__ import annotations
 

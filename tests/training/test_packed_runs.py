@@ -1,4 +1,4 @@
-"""Runs on packed documents count the tokens of text, not the places behind it."""
+"""Runs on packed documents count the tokens of text, not the places after it."""
 
 from __future__ import annotations
 

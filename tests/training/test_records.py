@@ -128,7 +128,7 @@ def test_a_finished_run_is_left_as_it_is(trained, capsys):
     before = times()
     capsys.readouterr()
     assert worker.main([str(path)]) == 0
-    longer = f"to go on: python -m forge.resume {path} train.max_steps=12"
+    longer = f"to continue: python -m forge.resume {path} train.max_steps=12"
     said = f"this run is finished: all steps done, after 6 steps; {longer}\n"
     assert capsys.readouterr() == (said, "")
     assert times() == before
@@ -139,7 +139,7 @@ def test_a_run_without_a_checkpoint_to_go_on_from_is_not_advised_to(trained, cap
     path = trained(f"checkpoint.{kept}")
     capsys.readouterr()
     assert worker.main([str(path)]) == 0
-    said = "after 6 steps; no checkpoint of it is there to go on from\n"
+    said = "after 6 steps; no checkpoint of it is there to resume from\n"
     assert capsys.readouterr().out == f"this run is finished: all steps done, {said}"
 
 
@@ -163,11 +163,11 @@ def test_the_log_holds_what_was_said_and_warned_of(saved_run, capsys):
     first, *lines = log.read_text().splitlines()
     assert first == "earlier", "a later start adds to it"
     shown = "\n".join(line.split(" ", 2)[2] for line in lines)
-    fault = "step_6 is passed over: it is torn: it has no meta.json"
+    fault = "step_6 is skipped: it is torn: it has no meta.json"
     assert f"WARNING forge.rundir.checkpoints: {saved_run}/checkpoints/{fault}" in shown
     where = "at step 4, where it stopped in the data: 2 steps to go"
-    assert f"INFO forge.training.process: going on from checkpoints/step_4 {where}" in shown
-    assert "is passed over" not in capsys.readouterr().out
+    assert f"INFO forge.training.process: resuming from checkpoints/step_4 {where}" in shown
+    assert "is skipped" not in capsys.readouterr().out
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""Runs whose checkpoints are copied to a server of S3, and go on where only the store has them."""
+"""Runs whose checkpoints are copied to a server of S3, and resume where only the store has them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_the_same_command_on_a_fresh_machine(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It goes on; what a store refuses is said before anything starts."""
+    """It continues; what a store refuses is said before anything starts."""
     typed = words(text_file, f"checkpoint.remote={s3}/runs")
     machine("first")
     assert train.main([*typed, "train.max_steps=2"]) == 0

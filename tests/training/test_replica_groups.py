@@ -61,7 +61,7 @@ def test_two_groups_are_data_parallelism(script, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_a_killed_group_heals(script, tmp_path: Path) -> None:
-    """The other goes on without it; started again, it has the other's weights to the bit."""
+    """The other continues without it; started again, it has the other's weights to the bit."""
     server = script.lighthouse(1)
     try:
         killed = script.killed_and_healed(script.Groups(tmp_path, server.address()), steps=240)

@@ -1,4 +1,4 @@
-"""A run that goes on from a checkpoint equals one that never stopped, bit for bit."""
+"""A run that resumes from a checkpoint equals one that never stopped, bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a run saves, what it keeps, and with which other options it goes on from there."""
+"""When a run saves, what it keeps, and with which other options it resumes from there."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def reasons(run: Path) -> dict[int, str]:
 
 
 def test_minutes_count_from_the_last_save(assembled, monkeypatch):
-    """30 s a step and one save a minute; the save of the interval, at 3, begins the minute anew."""
+    """30 s a step and one save a minute; the save of the interval, at 3, restarts the minute."""
     loop = assembled(
         "train.max_steps=9 checkpoint.interval=3 checkpoint.keep_last_n=0",
         "checkpoint.interval_minutes=1",
@@ -142,7 +142,7 @@ def test_copies_are_made_during_the_next_step_and_before_it_changes_anything(
 
 
 def test_nothing_is_saved_when_it_is_off(trained, assembled, capfd):
-    """Nor advised to go on from, nor begun anew unasked; what ends it early says so too."""
+    """Nor advised to resume from, nor begun again unasked; what ends it early says so too."""
     run = trained("checkpoint=off metrics.enable_console=true checkpoint.interval=2")
     assert not (run / "checkpoints").exists()
     assert read(run / "result.json")["status"] == "finished"
@@ -151,7 +151,7 @@ def test_nothing_is_saved_when_it_is_off(trained, assembled, capfd):
     assert "forge.resume" not in said
     (run / "result.json").unlink()
     what = "this run was at step 6; checkpoint.enabled=false saved none"
-    with pytest.raises(saved.CheckpointError, match=f"{what}; give another run.dir to begin anew"):
+    with pytest.raises(saved.CheckpointError, match=f"{what}; give another run.dir to begin again"):
         built(run)
     loop = assembled("checkpoint.enabled=false")
     at_step(loop, 3, lambda _: os.kill(os.getpid(), signal.SIGINT))
@@ -186,7 +186,7 @@ def test_training_goes_on_from_a_complete_checkpoint_and_begins_with_any(
     alter(run, train__max_steps=8, run__allow_change=["scheduler"])
     alone = "it holds the weights alone (checkpoint.last=weights), which checkpoint.init_from takes"
     assert built(run).state.step == 4
-    assert f"step_6 is passed over: {alone}" in caplog.text
+    assert f"step_6 is skipped: {alone}" in caplog.text
     said = re.escape(f"step_6 cannot be used: {alone}; take another checkpoint")
     with pytest.raises(saved.CheckpointError, match=said):
         assembled(f"checkpoint.resume_from={run}/checkpoints/step_6")
@@ -195,7 +195,7 @@ def test_training_goes_on_from_a_complete_checkpoint_and_begins_with_any(
     said = capsys.readouterr().err
     fix = f"begin a new run with its weights, checkpoint.init_from={run}"
     assert f"has checkpoints and none can be used (step_6: {alone}); {fix}" in said
-    assert "goes on with" not in said
+    assert "continues with" not in said
     begun = weights(assembled(f"checkpoint.init_from={run}").model)
     assert_bit_equal(stored(step_of(run, 6), "model/"), begun)
 

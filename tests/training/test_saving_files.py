@@ -67,7 +67,7 @@ FULL: dict[str, tuple[Any, str, Any]] = {
 def test_a_full_disk_costs_no_more_than_the_steps_since_the_last_save(
     saved_run, monkeypatch, capsys, when, mode
 ):
-    """And the run goes on afterwards to the same end, bit for bit."""
+    """And the run continues afterwards to the same end, bit for bit."""
     rows = (saved_run / "metrics.jsonl").read_bytes()
     alter(saved_run, checkpoint__resume_from="4", checkpoint__async_mode=mode)
     with monkeypatch.context() as patch:
@@ -77,9 +77,12 @@ def test_a_full_disk_costs_no_more_than_the_steps_since_the_last_save(
     reason = "No space left on device"
     if when.startswith("before"):
         reason = "it needs 0.3 MiB, and 0.0 MiB are free"
-    fix = "Make room or give access, then go on with this run; the checkpoint of step 4 is complete"
-    assert said == f"{saved_run}/checkpoints/step_6 cannot be written: {reason}. {fix}"
-    assert advice.endswith(f"the run goes on with: python -m forge.resume {saved_run})")
+    rest = "then continue with this run; the checkpoint of step 4 is complete"
+    assert (
+        said
+        == f"{saved_run}/checkpoints/step_6 cannot be written: {reason}. Make room or give access, {rest}"
+    )
+    assert advice.endswith(f"the run continues with: python -m forge.resume {saved_run})")
     assert folders(saved_run) == ["step_2", "step_4", "step_6.undone"], "nothing half written"
     assert read(saved_run / "error.json")["type"] == "OSError"
     assert worker.main([str(saved_run)]) == 0
@@ -92,7 +95,9 @@ def test_a_full_disk_costs_no_more_than_the_steps_since_the_last_save(
 def test_a_first_save_that_fails_says_that_there_is_none(new_run, monkeypatch, capsys):
     monkeypatch.setattr(TensorWriter, "write_data", no_space)
     assert worker.main([str(new_run())]) == 1
-    assert "then go on with this run; there is no earlier checkpoint\n" in capsys.readouterr().err
+    assert (
+        "then continue with this run; there is no earlier checkpoint\n" in capsys.readouterr().err
+    )
 
 
 def test_a_killed_removal_is_no_checkpoint_and_is_cleaned_up(saved_run, monkeypatch):

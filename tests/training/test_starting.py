@@ -1,4 +1,4 @@
-"""What a run starts from: which checkpoint, in which order, why one is passed over, and what is
+"""What a run starts from: which checkpoint, in which order, why one is skipped, and what is
 refused with which words.
 """
 
@@ -32,13 +32,13 @@ def test_its_own_newest_checkpoint(saved_run, capsys):
     alter(saved_run, train__max_steps=8, run__allow_change=["scheduler"])
     assert built(saved_run).state.step == 6
     where = "at step 6, where it stopped in the data: 2 steps to go"
-    assert last_said(capsys) == f"going on from checkpoints/step_6 {where}"
+    assert last_said(capsys) == f"resuming from checkpoints/step_6 {where}"
     assert starts(saved_run)[-1] == (6, "checkpoints/step_6")
 
 
 def test_an_earlier_step_of_its_own_is_taken_once(saved_run, capsys):
     """Later ones are set aside; a kill right after that, or after the next save, does not begin it
-    anew; and it ends the same.
+    again; and it ends the same.
     """
     alter(saved_run, checkpoint__resume_from="2")
     assert built(saved_run).state.step == 2
@@ -47,7 +47,7 @@ def test_an_earlier_step_of_its_own_is_taken_once(saved_run, capsys):
     assert set(logged(saved_run, "train/loss")) == {1, 2}
     loop = built(saved_run)
     assert loop.state.step == 2
-    assert capsys.readouterr().out.startswith("going on from checkpoints/step_2")
+    assert capsys.readouterr().out.startswith("resuming from checkpoints/step_2")
     loop.end_step = 3
     loop.run()
     assert built(saved_run).state.step == 3
@@ -69,7 +69,7 @@ def test_the_checkpoint_of_another_run(saved_run, new_run, relative, capsys):
         loop = built(path)
         assert (loop.state.step, loop.state.samples, loop.loader.samples) == (6, 24, 24)
         assert len(loop.optimizer.state) > 0
-        said = f"going on from {theirs} at step 6, where it stopped in the data: 2 steps to go"
+        said = f"resuming from {theirs} at step 6, where it stopped in the data: 2 steps to go"
         assert last_said(capsys) == said
     loop.end_step = 7
     loop.run()
@@ -149,7 +149,7 @@ def test_what_cannot_be_used_is_passed_over_with_its_reason(saved_run, caplog, d
     with caplog.at_level(logging.WARNING):
         assert built(saved_run).state.step == 4
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith(f"{saved_run}/checkpoints/step_6 is passed over: {reason}")
+    assert said.startswith(f"{saved_run}/checkpoints/step_6 is skipped: {reason}")
     assert set(logged(saved_run, "train/loss")) == {1, 2, 3, 4}
 
 
@@ -162,13 +162,13 @@ def test_a_checkpoint_of_before_checksums_is_still_read(saved_run, caplog):
 
 def test_nothing_usable_is_refused_rather_than_lost(saved_run, capsys):
     """A disk that is not mounted, or a folder that was removed, too: the run was further, and
-    begins anew only elsewhere.
+    begins again only elsewhere.
     """
     rows, place = (saved_run / "metrics.jsonl").read_bytes(), f"{saved_run}/checkpoints"
     damage, reason = DAMAGE["foreign"]
     for name in STEPS:
         damage(saved_run / "checkpoints" / name)
-    advice = "put one back, or give another run.dir to begin anew"
+    advice = "put one back, or give another run.dir to begin again"
     reasons = "; ".join(f"step_{step}: {reason}" for step in (6, 4, 2))
     assert worker.main([str(saved_run)]) == 2
     said = f"{place} has checkpoints and none can be used ({reasons}); {advice}"

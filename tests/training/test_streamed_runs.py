@@ -183,8 +183,8 @@ def test_the_losses_on_conversations_are_those_of_prepared_ones(
 def test_a_mixture_with_a_stream_goes_on_where_it_was(
     folder: Path, text_file: Path, tmp_path: Path
 ) -> None:
-    """Both sources are read, evaluated and logged; a run that stops and goes on has the bits of one
-    that does not.
+    """Both sources are read, evaluated and logged; a run that stops and continues has the bits of
+    one that does not.
     """
     stream = f"+data.sources.web={{data:hf,hf_streaming:true,path:{folder},val_from_first:40}}"
     mine = f"+data.sources.mine={{path:{text_file},weight:2}}"
@@ -219,7 +219,7 @@ def broken(folder: Path, capfd: pytest.CaptureFixture[str], *more: str) -> str:
 def test_a_file_that_is_not_complete_is_named_and_the_checkpoint_is_there(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], workers: int
 ) -> None:
-    """It is found in the middle of training, which goes on once the file is mended."""
+    """It is found in the middle of training, which continues once the file is mended."""
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     lines = [json.dumps({"text": f"the ship number {n} was white"}) for n in range(120)]

@@ -36,7 +36,7 @@ def test_csv_is_one_table_of_all_that_was_logged_also_when_a_run_goes_on(trained
     assert_table_is_the_history(path)
     files = [path / "metrics.jsonl", path / "performance.jsonl"]
     sizes = row_sizes(files)
-    for step in (5, 6, 7):  # killed behind step 7, and to go on from step 4
+    for step in (5, 6, 7):  # killed after step 7, and to resume from step 4
         with files[0].open("a") as file:
             file.write(f'{{"step": {step}, "train/loss": 9.0}}\n')
     cut_rows(files, sizes)
@@ -59,7 +59,7 @@ def test_mlflow_has_the_config_and_every_metric_once(trained, tmp_path, monkeypa
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     address = (tmp_path / "mlruns").as_uri()
     path = trained(SMALL, "+tracker=mlflow", f"trackers.mlflow.tracking_uri={address}")
-    again = MLflow(path, tracking_uri=address)  # as a run that goes on from step 2
+    again = MLflow(path, tracking_uri=address)  # as a run that resumes from step 2
     for row in read_rows(path / "metrics.jsonl"):
         again.log(row.pop("step"), row)
     again.log(5, {"train/loss": 1.5})

@@ -262,7 +262,7 @@ with closing(trackers):
         cwd=Path(__file__).parents[2],
     )
     *_, told = done.stderr.splitlines()
-    assert told.startswith("W&B failed and is off for the rest of this run, which goes on: ")
+    assert told.startswith("W&B failed and is off for the rest of this run, which continues: ")
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
     assert [row["step"] for row in read_jsonl(tmp_path, "metrics.jsonl")] == [1, 2]
 

@@ -60,7 +60,7 @@ def test_an_update_in_backward_is_the_one_after_it(train, formats, layout):
     ],
 )
 def test_state_on_the_host_gives_the_same_bits(train, formats, layout):
-    """Also of a run that goes on."""
+    """Also of a run that continues."""
     options = formats, "checkpoint.interval=2", "checkpoint.keep_last_n=0"
     here = train("here", layout, 4, *options)
     train("there", layout, 2, *options, "parallel.offload_optimizer=true")

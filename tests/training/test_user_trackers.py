@@ -58,7 +58,7 @@ def test_it_is_given_every_metric_and_closed(trained):
 def test_one_that_fails_is_a_warning_that_names_it(moment, trained, caplog):
     with caplog.at_level(logging.WARNING):
         path = trained(RUN, f"+trackers.mine.fails={moment}")
-    said = "trackers.mine failed and is off for the rest of this run, which goes on: OSError: no"
+    said = "trackers.mine failed and is off for the rest of this run, which continues: OSError: no"
     assert caplog.text.count(said) == caplog.text.count(f"{said} {moment}") == 1
     assert (path / "mine.txt").exists() == (moment != "open")
     assert moment != "log" or (path / "mine.txt").read_text() == "closed\n"

@@ -41,7 +41,7 @@ def test_a_mistake_of_the_user_is_said_without_a_traceback(failing, capsys):
     said = "data.path=x: line 3 is no JSON"
     path = failing(ValueError(said))
     assert worker.main([str(path)]) == 2
-    again = f"the run goes on with: python -m forge.resume {path}"
+    again = f"the run continues with: python -m forge.resume {path}"
     place = f"(the traceback is in {path}/error.json; {again})"
     assert capsys.readouterr().err == f"\n{said}\n{place}\n"
     error = read(path / "error.json")
@@ -69,7 +69,7 @@ def test_a_rank_gives_signs_of_life_while_it_trains(new_run, monkeypatch):
 def test_what_fails_before_the_first_step_is_no_run_to_go_on_with(failing, capsys, error):
     """Its traceback is worth keeping, as an error that is not forge's own."""
     path = failing(error, step=0)
-    for again in ("", f"; the run goes on with: python -m forge.resume {path}"):
+    for again in ("", f"; the run continues with: python -m forge.resume {path}"):
         worker.main([str(path)])
         end = f"\n(the traceback is in {path}/error.json{again})\n"
         assert capsys.readouterr().err.endswith(end)

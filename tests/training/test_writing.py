@@ -1,4 +1,4 @@
-"""Texts behind prompts: where they end, what else is in the batch, and on which layout."""
+"""Texts after prompts: where they end, what else is in the batch, and on which layout."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ COMMON = (
 
 
 def resolved(words: list[str]) -> Any:
-    """The resolution of a command line, with the common words behind what it leaves open."""
+    """The resolution of a command line, with the common words after what it leaves open."""
     from forge import cli
 
     names = {word.partition("=")[0] for word in words}

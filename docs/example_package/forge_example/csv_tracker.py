@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class CSV:
-    """One row a metric. A run that goes on from a checkpoint writes over the rows after it."""
+    """One row a metric. A run that resumes from a checkpoint writes over the rows after it."""
 
     def __init__(self, run_dir: Path, file_name: str = "metrics.csv") -> None:
         self.path = run_dir / file_name

@@ -237,9 +237,7 @@ def turns_end(data: Chats, tokenizer: Tokenizer) -> Findings:
     else a model that learns it never stops.
     """
     if data.end_responses is False and _ends_no_turn(data, tokenizer):
-        message = (
-            "the chat template writes no special token behind an answer, so it never ends one."
-        )
+        message = "the chat template writes no special token after an answer, so it never ends one."
         yield "data.end_responses", message, "data.end_responses=true"
 
 
@@ -253,9 +251,9 @@ def ends_no_turn(data: Chats, tokenizer: Tokenizer) -> Findings:
     learns_several = data.train_on != "last_response" and data.several_turns
     if learns_several and data.end_responses is not False and _ends_no_turn(data, tokenizer):
         message = (
-            "the chat template writes no special token behind an answer: tokenizer.eos_token is"
+            "the chat template writes no special token after an answer: tokenizer.eos_token is"
         )
-        message += " put behind the last one of a row, and nothing ends those before it."
+        message += " put after the last one of a row, and nothing ends those before it."
         hint = (
             "data.train_on=last_response, or data.chat_template=plain, or one that ends each turn"
         )
@@ -263,7 +261,7 @@ def ends_no_turn(data: Chats, tokenizer: Tokenizer) -> Findings:
 
 
 def _ends_no_turn(data: Chats, tokenizer: Tokenizer) -> bool:
-    """Whether the template is known to write no token behind an answer at which generation
+    """Whether the template is known to write no token after an answer at which generation
     stops.
     """
     facts = tokenizer.facts() if isinstance(tokenizer, Existing) else ""

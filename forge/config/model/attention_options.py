@@ -74,7 +74,7 @@ class AttentionOptions(Stream):
     )
     qk_scale: float = opt(
         1.0,
-        "factor of queries and of keys behind these norms: 1.2 in nanochat",
+        "factor of queries and of keys after these norms: 1.2 in nanochat",
         gt=0,
         acts_when=QK_NORM,
     )

@@ -168,7 +168,7 @@ class LayerShape(
 
     @property
     def is_long(self) -> bool:
-        """Whether blocks have parts behind or beside their feed-forward layer."""
+        """Whether blocks have parts after or beside their feed-forward layer."""
         return self.layer_scalar or self.per_layer_input_width > 0 or self.branched
 
     @property

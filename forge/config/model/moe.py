@@ -60,7 +60,7 @@ class MoE(Section):
     beside_dense: bool = opt(False, "add the output of a dense feed-forward layer")
     branch_norms: bool = opt(
         False,
-        "the experts and the dense layer beside them each have a norm before and one behind, and "
+        "the experts and the dense layer beside them each have a norm before and one after, and "
         "the router reads the stream itself, as in Gemma 4",
     )
     shared_experts: int = opt(0, "experts that process every token", ge=0)
@@ -215,7 +215,7 @@ class MoE(Section):
         self, model: LayerShape, numbers: Numbers, *, rows: float, outputs: float | None = None
     ) -> float:
         """Return the memory kept around the layers of the mixture: inputs of router and experts,
-        and outputs of experts. rows, outputs: as of `kept`.
+        and outputs of experts. rows, outputs: as in `kept`.
 
         The inner layers are recomputed one by one, and their memory is left out.
         """

@@ -1,4 +1,4 @@
-"""Multi-token prediction: modules behind the last block, each for a token further ahead."""
+"""Multi-token prediction: modules after the last block, each for a token further ahead."""
 
 from __future__ import annotations
 

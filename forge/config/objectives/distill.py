@@ -119,7 +119,7 @@ class Distill(NextToken):
     )
     lmbda: float = opt(
         0.0,
-        "lambda: share of rows whose last response the student writes anew before it learns from "
+        "lambda: share of rows whose last response the student writes again before it learns from "
         "it (on-policy distillation, GKD, arXiv:2306.13649)",
         ge=0,
         le=1,

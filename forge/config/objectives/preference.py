@@ -63,7 +63,7 @@ class PreferencePairs(LongExamples, Streams, Documents, Rows, Files):
 @section
 class ChatPreference(LongExamples, Streams, ChatRows):
     """Rows of two conversations that end with another turn of the assistant, as lists of messages;
-    or of such turns, or texts, behind a prompt.
+    or of such turns, or texts, after a prompt.
     """
 
     schema_name = "chat_preference"
@@ -105,7 +105,7 @@ class Labelled(LabelField, LongExamples, Streams, Documents, Rows, Files):
 @section
 class ChatLabelled(LabelField, LongExamples, Streams, ChatRows):
     """Rows of a conversation that ends with a turn of the assistant, which is desirable or not, as
-    messages; or of such a turn, or a text, behind a prompt.
+    messages; or of such a turn, or a text, after a prompt.
     """
 
     schema_name = "chat_labelled"

@@ -1,4 +1,4 @@
-"""The `fault_tolerance` group: replicas that are runs of their own, and go on when one dies."""
+"""The `fault_tolerance` group: replicas that are runs of their own, and continue when one dies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIGHTHOUSE = "TORCHFT_LIGHTHOUSE"
 @section
 class FaultTolerance(Section):
     """Data parallel over replica groups by torchft: each group is a run of its own, and the others
-    go on when one dies.
+    continue when one dies.
     """
 
     enabled: bool = opt(False, "average gradients over replica groups by torchft")

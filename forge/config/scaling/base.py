@@ -7,7 +7,7 @@ from typing import Any
 from forge.config.field import Section, section
 from forge.config.hydra_names import translate
 from forge.config.problems import Problem
-from forge.config.rule import Derived, Overruled, get, put
+from forge.config.rule import Derived, OverriddenValue, get, put
 
 Row = tuple[str, str]
 
@@ -48,7 +48,7 @@ class Settings:
         if self.is_stated(key) and not over_typed:
             present = self.get(key)
             if present != value:
-                self.steps.append(Overruled(key, value, why))
+                self.steps.append(OverriddenValue(key, value, why))
             return present
         put(self.config, key, value)
         self.steps.append(Derived(key, value, why))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forge.config.data.budget import HORIZON, MAX_TOKENS, OPEN, PER_PARAMETER, STEPS, parameters
-from forge.config.rule import Overruled
+from forge.config.rule import OverriddenValue
 from forge.config.scaling.base import Settings
 
 SIZE, TOKENS = "train.global_batch_size", "train.global_batch_tokens"
@@ -31,7 +31,7 @@ def chosen(settings: Settings, *of_scaling: str) -> str:
 def set_steps(settings: Settings, ends_by: str, steps: int, why: str) -> None:
     """Set the number of steps, where no option of the run says how long it is."""
     if ends_by in HORIZON:
-        settings.steps.append(Overruled(STEPS, steps, why))
+        settings.steps.append(OverriddenValue(STEPS, steps, why))
         return
     settings.in_files -= set(HORIZON)  # of an experiment, and a horizon is typed
     settings.set(STEPS, steps, why)
@@ -62,7 +62,7 @@ def set_batch(settings: Settings, sequences: int, why: str) -> int:
     """Set the size of a step, in tokens and sequences, and return the tokens in force."""
     seq_len, stated = settings.get("train.seq_len"), typed_batch(settings)
     if stated is not None:
-        settings.steps.append(Overruled(TOKENS, sequences * seq_len, why))
+        settings.steps.append(OverriddenValue(TOKENS, sequences * seq_len, why))
         return stated
     settings.set(TOKENS, sequences * seq_len, why)
     settings.set(SIZE, sequences, f"{sequences * seq_len:,} tokens / {seq_len} a sequence")

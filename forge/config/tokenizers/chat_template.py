@@ -207,7 +207,7 @@ class ChatTemplate:
         self, messages: Messages, tools: Any = None, *, wanted: Sequence[int] | None = None
     ) -> Written:
         """Write the text of a conversation with the spans of the assistant: the template's marks,
-        else the text behind the prompt of each turn. wanted: numbers of the turns with a span; None
+        else the text after the prompt of each turn. wanted: numbers of the turns with a span; None
         = all of the assistant's.
 
         BadTemplate: the text cannot be written, or the assistant's spans are unknown.
@@ -321,7 +321,7 @@ def fault_of(source: str) -> str:
 
 
 def behind_answer(source: str, eos_token: str) -> str:
-    """The text a template writes behind an answer. BadTemplate: no answer is written."""
+    """The text a template writes after an answer. BadTemplate: no answer is written."""
     names = ("bos_token", "pad_token", "unk_token")
     template = ChatTemplate(
         source=source, tokens={"eos_token": eos_token} | dict.fromkeys(names, "")

@@ -63,7 +63,7 @@ class RankedBPE(BPE):
 )
 def special_tokens(tokenizer: RankedBPE) -> Findings:
     """tokenizer.special_tokens have those that begin and end documents, each once, and room in
-    tokenizer.vocab_size behind the 256 bytes.
+    tokenizer.vocab_size after the 256 bytes.
     """
     key, names = "tokenizer.special_tokens", tokenizer.special_tokens
     needed = {tokenizer.begin: tokenizer.add_bos, END_OF_TEXT: tokenizer.add_eos}

@@ -39,7 +39,7 @@ END = "<|endoftext|>"
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """The rules of a known vocabulary. pattern: of words. special: tokens, by their distance behind
+    """The rules of a known vocabulary. pattern: of words. special: tokens, by their distance after
     the last rank.
     """
 
@@ -122,7 +122,7 @@ def pattern_of(pattern: str) -> str:
 def special_ids(
     ranks: Mapping[bytes, int], pattern: str, names: Sequence[str] | None
 ) -> dict[str, int]:
-    """Ids of the special tokens: names in order behind the last rank, or the pattern's tokens."""
+    """Ids of the special tokens: names in order after the last rank, or the pattern's tokens."""
     first = max(ranks.values()) + 1
     if names is not None:
         return {name: first + offset for offset, name in enumerate(names)}

@@ -30,12 +30,12 @@ class Tokenizer(Section):
 
     add_tokens: list[str] = opt(
         [],
-        "tokens to add behind the vocabulary; text that spells one becomes one id",
+        "tokens to add after the vocabulary; text that spells one becomes one id",
         verbatim=True,
     )
     add_special_tokens: list[str] = opt(
         [],
-        "special tokens to add behind add_tokens: written by chat templates, never read from text",
+        "special tokens to add after add_tokens: written by chat templates, never read from text",
         verbatim=True,
     )
 

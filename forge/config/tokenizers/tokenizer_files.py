@@ -45,7 +45,7 @@ USUAL_BOS = (
 class Facts:
     """Facts of a tokenizer file: ids up to the last one, all tokens with their ids, and the added
     tokens. bos, eos: tokens that begin and end a document, if stated. first, last: tokens of the
-    post-processor before and behind a text. file: the file itself.
+    post-processor before and after a text. file: the file itself.
     """
 
     n_ids: int
@@ -183,7 +183,7 @@ class Tiktoken(Existing):
         verbatim=True,
     )
     special_tokens: list[str] | None = opt(
-        None, "special tokens behind the last rank; null = as usual for the pattern"
+        None, "special tokens after the last rank; null = as usual for the pattern"
     )
 
     def read(self) -> Facts | str:
@@ -234,7 +234,7 @@ def _of_json(path: Path) -> Facts:
 
 
 def put_around(content: dict[str, Any]) -> tuple[str | None, str | None]:
-    """The tokens the post-processor of a tokenizer.json puts before a text, and behind it."""
+    """The tokens the post-processor of a tokenizer.json puts before a text, and after it."""
     first = last = None
     root = content.get("post_processor") or {}
     for processor in root.get("processors") or [root]:
@@ -260,7 +260,7 @@ def _of_sentencepiece(path: Path) -> Facts:
             f"it divides text by {model.model_type}, and only unigram and bpe are read"
         )
     if model.space_is_suffix:
-        raise ValueError("it writes a space behind a word, and only those before are read")
+        raise ValueError("it writes a space after a word, and only those before are read")
     if any(piece.kind == sentencepiece_model.UNUSED for piece in model.pieces):
         raise ValueError("it has pieces that are marked as unused, which are not read")
     control = [piece.text for piece in model.pieces if piece.kind == sentencepiece_model.CONTROL]

@@ -129,8 +129,8 @@ class TrainLoader(StepSource):
     ) -> None:
         """shuffle: whether the samples of a text are permuted. sizes: sequences of each step, if
         growing. seq_lens: tokens of the rows of each step, if these grow. overfit_batches: read
-        the first N global batches over and over; 0 = off. end_of_text, multiple: as of `Samples`.
-        noise: as of `MicroBatches`.
+        the first N global batches over and over; 0 = off. end_of_text, multiple: as in `Samples`.
+        noise: as in `MicroBatches`.
 
         ValueError: the split, or a source's split, has no sample.
         """
@@ -245,7 +245,7 @@ class TrainLoader(StepSource):
         return data_position(self.samples, self._positions)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue behind the samples of `state`, on any number of ranks."""
+        """Continue after the samples of `state`, on any number of ranks."""
         self.close()
         self.samples, self._positions = state["samples"], positions_of(state)
 
@@ -323,7 +323,7 @@ def eval_batches(
     A split has the order of its corpus, so its beginning alone may be the first of many folders.
     part: (i, n), the i-th of n shares of the rows; all shares have equally many batches of equally
     many rows, padded with samples of one token, without a target. The last batch may have fewer
-    rows. end_of_text, multiple: as of `Samples`. plan: of sequences other than windows of the
+    rows. end_of_text, multiple: as in `Samples`. plan: of sequences other than windows of the
     split.
     """
     last, (index, shares) = len(store) - 1, part

@@ -23,7 +23,7 @@ fields depend on the objective.
 
 class Read(NamedTuple):
     """A micro-batch of one rank; the targets, tokens of text and places of all ranks in the same
-    micro-batch; and the positions of streams behind the micro-batch, by source.
+    micro-batch; and the positions of streams after the micro-batch, by source.
     """
 
     batch: Batch
@@ -156,7 +156,7 @@ class MicroBatches:
 def in_rows_of(length: int, batch: Batch) -> Batch:
     """Cut the rows of a batch into rows of `length` tokens; each target stays with its token.
 
-    A row sees nothing of the rows before: a document goes on in the next row as a new text.
+    A row sees nothing of the rows before: a document continues in the next row as a new text.
     """
     seq_len = batch["tokens"].shape[1]
     if length == seq_len:

@@ -80,7 +80,7 @@ def plan_samples(
 ) -> Plan:
     """Plan the samples of a store. policy, too_long: as in data.packing and data.too_long.
     max_segments: most documents in a sample; 0 = any number. Documents of one token have no target,
-    and are left out. buffered: as of `buffered_parts`. ValueError: a document is too long, with
+    and are left out. buffered: as in `buffered_parts`. ValueError: a document is too long, with
     too_long=refuse.
     """
     if policy in BUFFERED:

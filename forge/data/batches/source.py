@@ -59,7 +59,7 @@ class StepSource(Iterator[Step]):
         return {"samples": self.samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue behind the samples of `state`, on any number of ranks."""
+        """Continue after the samples of `state`, on any number of ranks."""
         self.samples = state["samples"]
 
     def close(self) -> None:

@@ -231,7 +231,7 @@ class Reader:
         self._behind: dict[int, int] = {}  # index past the last sample read
 
     def read(self, sample: int) -> Tokens:
-        """Tokens of a sample; any sample behind the last `finish`."""
+        """Tokens of a sample; any sample after the last `finish`."""
         number, index = sample % len(self.text.parts), sample // len(self.text.parts)
         if number not in self._parts:
             start = self._starts.get(number, Position())

@@ -43,7 +43,7 @@ Encoded = Sequence[int] | np.ndarray | Rendered
 
 
 @dataclass
-class Side:
+class SplitWriter:
     """Writer of one split. counted: the marks of its tokens, where not all are targets. render:
     makes tokens of conversations, for a corpus of conversations. ends: number of tokens up to the
     end of each document.
@@ -57,10 +57,12 @@ class Side:
     ends: list[np.ndarray] = field(default_factory=list)
 
     @staticmethod
-    def open(folder: Path, *, vocab_size: int, masked: bool, render: Renders | None = None) -> Side:
+    def open(
+        folder: Path, *, vocab_size: int, masked: bool, render: Renders | None = None
+    ) -> SplitWriter:
         writer = ShardWriter(folder, vocab_size=vocab_size)
         counted = ShardWriter(folder / COUNTED, dtype="u1") if masked else None
-        return Side(writer, counted, render)
+        return SplitWriter(writer, counted, render)
 
     def flush(self, tokenizer: Tokenizer, encode: EncodeBatch | None = None) -> None:
         """Encode and write the pending items. encode: instead of the tokenizer's own."""
@@ -178,7 +180,7 @@ def encode_splits(
     """
     corpus = split.corpus
     options: Any = {"vocab_size": tokenizer.vocab_size, "masked": corpus.masked}
-    sides = [Side.open(directory / name, **options, render=corpus.render) for name in SPLITS]
+    sides = [SplitWriter.open(directory / name, **options, render=corpus.render) for name in SPLITS]
     waiting = done = 0
     for is_validation, item in with_borders(split.pieces()):
         sides[is_validation].pending.append(item)

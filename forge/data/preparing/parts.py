@@ -19,7 +19,7 @@ from forge.data.preparing.encode import (
     EncodeBatch,
     Encoded,
     Items,
-    Side,
+    SplitWriter,
     with_borders,
 )
 from forge.data.preparing.minhash import signatures
@@ -157,7 +157,7 @@ def encode_part(
     n_tokens, left_out = 0, {"repetitive": 0, "repetitive_bytes": 0}
     for name, items in part.items.items():
         size = tokenizer.vocab_size
-        side = Side.open(scratch / name, vocab_size=size, masked=masked, render=render)
+        side = SplitWriter.open(scratch / name, vocab_size=size, masked=masked, render=render)
         encoded = _encoded_items(side, items, tokenizer, encode, keep=no_repetition)
         if no_repetition:
             remaining, ids, count, size = without_repetition(items, encoded)
@@ -175,14 +175,14 @@ def encode_part(
 
 
 def _encoded_items(
-    side: Side,
+    side: SplitWriter,
     items: Items,
     tokenizer: Tokenizer,
     encode: EncodeBatch,
     *,
     keep: bool,
 ) -> list[Encoded]:
-    """Encode the items of a split in batches; keep: as of `_encoded`."""
+    """Encode the items of a split in batches; keep: as in `_encoded`."""
     encoded: list[Encoded] = []
     waiting = 0
     for item in items:
@@ -194,7 +194,9 @@ def _encoded_items(
     return encoded + _encoded(side, tokenizer, encode, keep=keep)
 
 
-def _encoded(side: Side, tokenizer: Tokenizer, encode: EncodeBatch, *, keep: bool) -> list[Encoded]:
+def _encoded(
+    side: SplitWriter, tokenizer: Tokenizer, encode: EncodeBatch, *, keep: bool
+) -> list[Encoded]:
     """The tokens of the pending items; none where flushed to disk (keep=False)."""
     if not keep:
         side.flush(tokenizer, encode)

@@ -163,11 +163,11 @@ def _writable(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         fault = f"cannot write there ({error.strerror or error})"
-        hint = "Make room or name another directory; the same command goes on with what is made"
+        hint = "Make room or name another directory; the same command continues with what is made"
         raise ValueError(f"{out}: {fault}. {hint}.") from error
     except BrokenProcessPool as error:
         fault = "a process that tokenises was ended, most often because memory ran out"
-        hint = "The same command goes on, with --processes fewer at a time"
+        hint = "The same command continues, with --processes fewer at a time"
         raise ValueError(f"{out}: {fault}. {hint}.") from error
 
 
@@ -297,7 +297,7 @@ def _make_parts(
         for part in parts:
             if (order.parts / f"{part.number:05d}").is_dir():
                 done += part.n_bytes
-                progress("go on", done, split.n_bytes, tokens)
+                progress("continue", done, split.n_bytes, tokens)
             elif pool is None:
                 tokens += encode_part(part, order.parts, **encode)
                 done += part.n_bytes

@@ -143,7 +143,7 @@ def load_split(section: Dataset, *, parts: int = 0) -> Any:
 
 
 def _saved(folder: str, split: str, parts: int) -> Any:
-    """The split of a dataset that save_to_disk wrote; parts: as of `load_split`."""
+    """The split of a dataset that save_to_disk wrote; parts: as in `load_split`."""
     import datasets
 
     saved = datasets.load_from_disk(folder)

@@ -33,7 +33,7 @@ class Rated(NamedTuple):
 
 
 def labelled(section: Labelled) -> Corpus | StreamSource:
-    """Two documents for each row of files of JSON lines: the prompt with the response right behind,
+    """Two documents for each row of files of JSON lines: the prompt with the response right after,
     and with a response to another prompt; or a stream of rows.
 
     ValueError, naming data.path: the option is empty, or no file matches.

@@ -20,7 +20,7 @@ LOOK = 'lines like {"prompt": ..., "response": ...}'
 
 
 def pairs(section: Pairs) -> Corpus | StreamSource:
-    """A document for each row of files of JSON lines: the prompt, and the response right behind; or
+    """A document for each row of files of JSON lines: the prompt, and the response right after; or
     a stream of rows.
 
     ValueError, naming data.path: the option is empty, or no file matches.

@@ -29,7 +29,7 @@ LOOK = 'lines like {"prompt": ..., "chosen": ..., "rejected": ...}'
 
 def preference(section: PreferencePairs) -> Corpus | StreamSource:
     """Two documents for each row of files of JSON lines: the prompt with the chosen response right
-    behind, and with the rejected one; or a stream of rows.
+    after, and with the rejected one; or a stream of rows.
 
     ValueError, naming data.path: the option is empty, or no file matches.
     """
@@ -106,7 +106,7 @@ def of_preference(row: Row, *, names: tuple[str, str, str]) -> Example:
 
 
 def answered(row: Row, *, prompt: str, side: str) -> Conversation:
-    """The conversation under `side`, behind the messages under `prompt` where `side` begins with an
+    """The conversation under `side`, after the messages under `prompt` where `side` begins with an
     answer; a whole conversation begins with another role. BadRow: no conversation, or a whole one
     lacks messages under `prompt`.
     """

@@ -140,7 +140,7 @@ def _elements(path: Path, file: IO[str]) -> Iterator[Any]:
         text, position = "," * (number > 1) + text[position:] + block, 0
     text, position = _past_space(text, position + 1, file)
     if position < len(text):
-        message = f"{path} has something behind its array ({text[position : position + 20]!r})"
+        message = f"{path} has something after its array ({text[position : position + 20]!r})"
         raise BadFile(message, "Mend the file: a .json has one array; of several make a file each")
 
 

@@ -179,7 +179,7 @@ def _held_files(number: int, files: int) -> int:
 def unit_of(corpus_bytes: int) -> int:
     """Characters of the largest piece: at most 1/128 of the corpus, 256 to 65,536.
 
-    A power of two, so a growing corpus is rarely cut anew, and a corpus above 8 MiB never.
+    A power of two, so a growing corpus is rarely cut again, and a corpus above 8 MiB never.
     """
     share = max(corpus_bytes // UNITS_IN_SMALL_CORPUS, 1)
     return min(max(1 << (share.bit_length() - 1), MIN_UNIT), MAX_UNIT)

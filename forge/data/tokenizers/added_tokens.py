@@ -1,4 +1,4 @@
-"""Tokens added behind a tokenizer's own, with the same ids as in transformers."""
+"""Tokens added after a tokenizer's own, with the same ids as in transformers."""
 
 from __future__ import annotations
 

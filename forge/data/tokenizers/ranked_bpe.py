@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def train_ranks(section: RankedBPE, *, text: TrainingText | RandomText) -> Tokenizer:
-    """Train the merges, and put the special tokens behind them; fewer merges if the text gives no
+    """Train the merges, and put the special tokens after them; fewer merges if the text gives no
     more. For random tokens, build as many ids, all beyond the bytes unused.
     """
     words = words_of(section.pattern)

@@ -93,5 +93,5 @@ def _intact(entry: Path, read: Callable[[], T], on_broken: Callable[..., None]) 
     try:
         return read()
     except BrokenStore as error:
-        on_broken("prepared data in %s is damaged and is made anew: %s", entry, error)
+        on_broken("prepared data in %s is damaged and is made again: %s", entry, error)
         return None

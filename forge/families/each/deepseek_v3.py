@@ -20,7 +20,7 @@ from forge.families.common import (
 )
 from forge.families.family import SELECTION_BIAS, Family
 from forge.families.keys import Keys
-from forge.families.table import Table, Theirs, halves_of_pairs
+from forge.families.table import FolderTensor, Table, halves_of_pairs
 
 LATENT: Table = {
     "attention.wq_a.weight": "self_attn.q_a_proj.weight",
@@ -44,7 +44,7 @@ FURTHER: Table = {
     "projection.weight": "eh_proj.weight",
     "norm.weight": "shared_head.norm.weight",
 }
-"""A module for a further token, stored as a layer behind the last."""
+"""A module for a further token, stored as a layer after the last."""
 COPIES = (".embed_tokens.weight", ".shared_head.head.weight")
 """Tensors of such a layer that repeat the model's own."""
 COMMON = LATENT | MLP | NORMS | SHARED | EXPERTS
@@ -61,7 +61,7 @@ def rotated(layer: Decoder) -> Table:
         heads = 1 if module == "wkv_a" else layer.n_heads
         rows = halves_of_pairs(heads, layer.rotary_dim)
         name = f"self_attn.{hf_module}.weight"
-        stored = Theirs(name=name, rows=None if layer.rope_interleave else rows)
+        stored = FolderTensor(name=name, rows=None if layer.rope_interleave else rows)
         table[f"attention.{module}.weight"] = stored
     return table
 
@@ -87,7 +87,7 @@ class DeepSeekV3(Family):
         keys.only("attention_bias", False, why="forge's latent attention has no biases")
         keys.only("mlp_bias", False, why="forge's experts have no such biases")
         keys.only("rope_interleave", True, why="no model of the family is without")
-        keys.only("moe_layer_freq", 1, why="all layers behind the first have experts")
+        keys.only("moe_layer_freq", 1, why="all layers after the first have experts")
         mixer = {"schema": "mla", "q_lora_rank": keys.number("q_lora_rank", default=0)}
         mixer["latent_norm_eps"] = None if options["norm_eps"] == LATENT_EPS else LATENT_EPS
         mixer |= {name: keys.number(name) for name in WIDTHS}

@@ -28,7 +28,7 @@ def routing(keys: Keys, normed: bool) -> dict[str, Any]:
     for name in ("scoring_func", "topk_method"):
         allowed = "sigmoid" if name == "scoring_func" else "noaux_tc"
         keys.only(name, allowed, why="the family has no other")
-    keys.only("moe_layer_freq", 1, why="all layers behind the first have experts")
+    keys.only("moe_layer_freq", 1, why="all layers after the first have experts")
     groups = keys.number("n_group", default=1)
     moe = sizes_of_experts(keys) | {"router": "sigmoid_topk", "n_routing_groups": groups}
     moe["topk_routing_group"] = keys.number("topk_group", default=1)

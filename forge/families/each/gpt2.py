@@ -8,7 +8,7 @@ from forge.config.model.decoder import Decoder
 from forge.families.common import activation, activation_name
 from forge.families.family import Family
 from forge.families.keys import Keys
-from forge.families.table import Table, Theirs, part
+from forge.families.table import FolderTensor, Table, part
 
 SIZES = {
     "vocab_size": "vocab_size",
@@ -36,10 +36,10 @@ def _block() -> Table:
     table: Table = {}
     for kind in ("weight", "bias"):
         for number, letter in enumerate("qkv"):
-            stored = Theirs(name=f"attn.c_attn.{kind}", rows=part(number), transposed=True)
+            stored = FolderTensor(name=f"attn.c_attn.{kind}", rows=part(number), transposed=True)
             table[f"attention.w{letter}.{kind}"] = stored
         for ours, name in LINEAR.items():
-            table[f"{ours}.{kind}"] = Theirs(name=f"{name}.{kind}", transposed=True)
+            table[f"{ours}.{kind}"] = FolderTensor(name=f"{name}.{kind}", transposed=True)
         for ours, name in NORMS.items():
             table[f"{ours}.{kind}"] = f"{name}.{kind}"
     return table

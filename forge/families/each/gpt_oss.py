@@ -10,7 +10,7 @@ from forge.families.common import ATTENTION, NORMS, OUTSIDE, sizes, write_sizes
 from forge.families.family import Family
 from forge.families.keys import Keys
 from forge.families.patterns import FULL, SLIDING
-from forge.families.table import Table, Theirs, every
+from forge.families.table import FolderTensor, Table, every
 
 PLACE = "mlp.experts"
 YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0}
@@ -19,14 +19,14 @@ YARN |= {"truncate": False, "original_max_position_embeddings": 4096}
 EXPERTS: Table = {
     "feed_forward.router.weight": "mlp.router.weight",
     "feed_forward.router.bias": "mlp.router.bias",
-    "feed_forward.experts.w_down": Theirs(name=f"{PLACE}.down_proj", transposed=True),
+    "feed_forward.experts.w_down": FolderTensor(name=f"{PLACE}.down_proj", transposed=True),
     "feed_forward.experts.w_down_bias": f"{PLACE}.down_proj_bias",
 }
 for number, each in enumerate(("w_gate", "w_up")):  # columns of the two alternate
     alternate: dict[str, Any] = {"rows": every(2, number), "dim": 1}
-    weight = Theirs(name=f"{PLACE}.gate_up_proj", transposed=True, **alternate)
+    weight = FolderTensor(name=f"{PLACE}.gate_up_proj", transposed=True, **alternate)
     EXPERTS[f"feed_forward.experts.{each}"] = weight
-    bias = Theirs(name=f"{PLACE}.gate_up_proj_bias", **alternate)
+    bias = FolderTensor(name=f"{PLACE}.gate_up_proj_bias", **alternate)
     EXPERTS[f"feed_forward.experts.{each}_bias"] = bias
 
 

@@ -19,16 +19,18 @@ from forge.families.common import (
 from forge.families.family import Family
 from forge.families.keys import Keys
 from forge.families.patterns import CHUNKED, FULL
-from forge.families.table import Table, Theirs, part
+from forge.families.table import FolderTensor, Table, part
 
 PLACE = "feed_forward.experts"
 FEED_FORWARD: Table = {
     "feed_forward.router.weight": "feed_forward.router.weight",
-    f"{PLACE}.w_gate": Theirs(
+    f"{PLACE}.w_gate": FolderTensor(
         name=f"{PLACE}.gate_up_proj", rows=part(0, 1), dim=1, transposed=True
     ),
-    f"{PLACE}.w_up": Theirs(name=f"{PLACE}.gate_up_proj", rows=part(1, 1), dim=1, transposed=True),
-    f"{PLACE}.w_down": Theirs(name=f"{PLACE}.down_proj", transposed=True),
+    f"{PLACE}.w_up": FolderTensor(
+        name=f"{PLACE}.gate_up_proj", rows=part(1, 1), dim=1, transposed=True
+    ),
+    f"{PLACE}.w_down": FolderTensor(name=f"{PLACE}.down_proj", transposed=True),
 }
 for ours, theirs in PROJECTIONS.items():
     FEED_FORWARD[f"feed_forward.{ours}.weight"] = f"feed_forward.{theirs}.weight"

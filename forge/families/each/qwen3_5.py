@@ -8,21 +8,21 @@ from forge.config.model.decoder import Decoder
 from forge.config.model.mixers.gated_delta_net import GatedDeltaNet
 from forge.families.each.qwen3_next import DELTA, Qwen3Next, of_heads
 from forge.families.keys import Keys
-from forge.families.table import Table, Theirs
+from forge.families.table import FolderTensor, Table
 
 MODULES = {"z": "in_proj_z", "b": "in_proj_b", "a": "in_proj_a"}
 
 
 def delta(mixer: GatedDeltaNet) -> Table:
-    """Return the table of a gated delta net: queries, keys and values one behind the other."""
+    """Return the table of a gated delta net: queries, keys and values one after the other."""
     table: Table = dict(DELTA)
     widths = (mixer.key_width, mixer.key_width, mixer.value_width)
     for number, letter in enumerate("qkv"):
         rows = of_heads(1, widths, number)
-        stored = Theirs(name="linear_attn.in_proj_qkv.weight", rows=rows)
+        stored = FolderTensor(name="linear_attn.in_proj_qkv.weight", rows=rows)
         table[f"attention.w{letter}.weight"] = stored
         name = "linear_attn.conv1d.weight"
-        table[f"attention.conv_{letter}"] = Theirs(name=name, rows=rows, singleton=1)
+        table[f"attention.conv_{letter}"] = FolderTensor(name=name, rows=rows, singleton=1)
     for letter, module in MODULES.items():
         table[f"attention.w{letter}.weight"] = f"linear_attn.{module}.weight"
     return table

@@ -25,7 +25,7 @@ from forge.families.each.qwen3_moe import routing, write_routing
 from forge.families.family import Family
 from forge.families.keys import Keys
 from forge.families.patterns import FULL, LINEAR
-from forge.families.table import Rows, Table, Theirs
+from forge.families.table import FolderTensor, Rows, Table
 
 WIDTHS = {
     "gdn_conv_kernel_dim": "linear_conv_kernel_dim",
@@ -63,13 +63,13 @@ def delta(mixer: GatedDeltaNet) -> Table:
     ):
         for number, letter in enumerate(names):
             rows = of_heads(mixer.gdn_num_key_heads, widths, number)
-            stored = Theirs(name=f"linear_attn.{module}.weight", rows=rows)
+            stored = FolderTensor(name=f"linear_attn.{module}.weight", rows=rows)
             table[f"attention.w{letter}.weight"] = stored
     widths = (mixer.key_width, mixer.key_width, mixer.value_width)
     for number, letter in enumerate("qkv"):
         rows = of_heads(1, widths, number)
         name = "linear_attn.conv1d.weight"
-        table[f"attention.conv_{letter}"] = Theirs(name=name, rows=rows, singleton=1)
+        table[f"attention.conv_{letter}"] = FolderTensor(name=name, rows=rows, singleton=1)
     return table
 
 

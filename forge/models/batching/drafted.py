@@ -53,7 +53,7 @@ class Drafted(Slots):
         yield from self.beside.reading(texts, chunk)
 
     @torch.no_grad()
-    def go_on(self, count: int = 1) -> list[Row]:
+    def draw_next(self, count: int = 1) -> list[Row]:
         """Draw a token for each row, and one more for each draft that stands."""
         rows = list(self.rows)
         penalties = any(row.sampling.repetition_penalty != 1 for row in rows)

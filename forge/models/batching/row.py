@@ -21,7 +21,7 @@ class Guide(Protocol):
         ...
 
     def take(self, token: int) -> None:
-        """Go on to the place behind a token."""
+        """Continue to the place after a token."""
         ...
 
 
@@ -66,7 +66,7 @@ class Row:
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
     """A token of each row, [rows, 1], its log-probability, and on request the likeliest candidates,
-    as of Tensor.topk, and the ids that a cut left to draw from, as of `Sampling.support`.
+    as of Tensor.topk, and the ids that a cut left to draw from, as in `Sampling.support`.
     """
 
     tokens: Tensor

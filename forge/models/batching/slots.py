@@ -19,7 +19,7 @@ from forge.models.batching.row import Drawn, Prompt, Row
 from forge.models.cache import KVCache
 from forge.models.contract import Cached
 from forge.models.head import head_of
-from forge.models.sampling import How
+from forge.models.sampling import ContinuationOptions
 from forge.models.token_distribution import (
     NONE,
     logprobs_of,
@@ -50,7 +50,9 @@ class Rows:
     all methods in eval mode. n_read: tokens of the prompts read.
     """
 
-    def __init__(self, model: Any, size: int, new: int, how: How, device: torch.device) -> None:
+    def __init__(
+        self, model: Any, size: int, new: int, how: ContinuationOptions, device: torch.device
+    ) -> None:
         self.model, self.size, self.how, self.device = model, size, how, device
         self.rows: list[Row] = []
         self.read: dict[Prompt, Any] = {}
@@ -65,7 +67,7 @@ class Rows:
 
     @torch.no_grad()
     def reading(self, prompts: Iterable[Prompt], chunk: int = 0) -> Iterator[None]:
-        """Read prompts, and remember what each leaves behind, in `read`; yields behind each chunk
+        """Read prompts, and remember what each leaves behind, in `read`; yields after each chunk
         of tokens. chunk: 0 = all at once.
         """
         raise NotImplementedError
@@ -85,7 +87,7 @@ class Rows:
         self._take(rows, [drawn])
 
     @torch.no_grad()
-    def go_on(self, count: int = 1) -> list[Row]:
+    def draw_next(self, count: int = 1) -> list[Row]:
         """Draw `count` tokens for each row, fewer where a row's number ends; returns the rows."""
         rows, count = list(self.rows), self.steps(count)
         self._make_room(count)
@@ -125,7 +127,7 @@ class Rows:
         raise NotImplementedError
 
     def _hidden(self, unread: Tensor) -> Tensor:
-        """Hidden states behind the unread token of each live row, [rows, dim]."""
+        """Hidden states after the unread token of each live row, [rows, dim]."""
         raise NotImplementedError
 
     def _replace(self, slot: int, last: int) -> None:
@@ -256,7 +258,13 @@ class Slots(Rows):
     """Rows with one cache, each in a slot. length: of the longest text. Models as `refillable`."""
 
     def __init__(
-        self, model: Any, size: int, length: int, new: int, how: How, device: torch.device
+        self,
+        model: Any,
+        size: int,
+        length: int,
+        new: int,
+        how: ContinuationOptions,
+        device: torch.device,
     ) -> None:
         super().__init__(model, size, new, how, device)
         self.padding = torch.zeros(size, dtype=torch.int64, device=device)
@@ -364,7 +372,9 @@ class Slots(Rows):
 class Apart(Rows):
     """Rows with a cache each, for models whose caches have no slots (windows, states, or none)."""
 
-    def __init__(self, model: Any, size: int, new: int, how: How, device: torch.device) -> None:
+    def __init__(
+        self, model: Any, size: int, new: int, how: ContinuationOptions, device: torch.device
+    ) -> None:
         super().__init__(model, size, new, how, device)
         self.cached = isinstance(model, Cached)
         self.caches: list[Any] = []

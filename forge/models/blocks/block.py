@@ -13,7 +13,7 @@ from forge.models.dropout import Noise, StreamDropout
 from forge.models.moe import MoE
 from forge.models.norm import make_norm
 from forge.models.rope import Rotation
-from forge.models.skips.hyper_connections import Joint, Streams
+from forge.models.skips.hyper_connections import StreamMixing, Streams
 from forge.models.skips.scalars import rescaled, scalar
 
 
@@ -103,7 +103,7 @@ class Block(nn.Module):
         y: Tensor,
         after: nn.Module | None,
         dropout: nn.Module | None,
-        joint: Joint | None,
+        joint: StreamMixing | None,
     ) -> Tensor:
         y = y if after is None else after(y)
         y = y if dropout is None else dropout(y)

@@ -15,7 +15,7 @@ from forge.config.model.moe import is_moe_layer
 from forge.models.blocks.block import Block
 from forge.models.dropout import Noise
 from forge.models.feed_forward import ACTIVATIONS
-from forge.models.mixers.shared_attention import Lent
+from forge.models.mixers.shared_attention import SharedKeysValues
 from forge.models.mixin import mix_in
 from forge.models.norm import make_norm, make_rms_norm
 
@@ -37,7 +37,7 @@ class LayerScalar(nn.Module):
 
 
 class LongBlock(Block):
-    """A block whose experts and dense layer are branches, each with norms before and behind; then
+    """A block whose experts and dense layer are branches, each with norms before and after; then
     an input of the layer itself, and a factor; as far as its section has them.
     """
 
@@ -62,7 +62,7 @@ class LongBlock(Block):
         self.layer_scalar = LayerScalar() if section.layer_scalar else None
 
     def forward(self, x: Tensor, *rest: Any, layer_input: Any = None, **named: Any) -> Tensor:
-        """As of `Block`. layer_input: [batch, seq, width], of the layer itself."""
+        """As in `Block`. layer_input: [batch, seq, width], of the layer itself."""
         x = super().forward(x, *rest, **named)
         if self.layer_input_gate is not None:
             made = self.activation(self.layer_input_gate(self._in_format(x))) * layer_input
@@ -103,7 +103,7 @@ class TableOfLayers(nn.Module):
         return (of_layers + of_tokens.view_as(of_layers)) * math.sqrt(0.5)
 
 
-class GivesLayers:
+class LayerInputsMixin:
     """Mixin of a decoder: inputs of single layers, and keys of layers for later ones."""
 
     layer_inputs: TableOfLayers | None
@@ -122,7 +122,7 @@ class InputsByLayer:
 
     def __init__(self, of_layers: Tensor | None, lenders: dict[int, int]) -> None:
         self.of_layers, self.lenders = of_layers, lenders
-        self.lent = {lender: Lent() for lender in set(lenders.values())}
+        self.lent = {lender: SharedKeysValues() for lender in set(lenders.values())}
 
     def get(self, layer: str, _: Any = None) -> dict[str, Any]:
         """Arguments of a block, when its turn comes."""
@@ -143,6 +143,6 @@ def add_layer_inputs(model: Any, section: DecoderConfig) -> None:
     has_table = section.per_layer_input_width > 0
     if not lent and not has_table:
         return
-    mix_in(model, GivesLayers)
+    mix_in(model, LayerInputsMixin)
     model.layer_inputs = TableOfLayers(section) if has_table else None
     model.lenders = lent

@@ -42,7 +42,7 @@ def causal_conv(
     return output if bias is None else output + wide(bias), read[:, seq:]
 
 
-class Convolving(nn.Module):
+class ConvolutionMixer(nn.Module):
     """Base of mixers with causal convolutions. activated: whether SiLU follows these."""
 
     activated = True
@@ -55,7 +55,7 @@ class Convolving(nn.Module):
         tails: Sequence[Tensor | None],
         places: Tensor | None,
     ) -> list[tuple[Tensor, Tensor]]:
-        """Convolve each input; arguments and results as of `causal_conv`."""
+        """Convolve each input; arguments and results as in `causal_conv`."""
         apply = short_conv if self.activated else causal_conv
         of_inputs = zip(inputs, weights, biases, tails, strict=True)
         return [apply(x, conv, tail, places, bias) for x, conv, bias, tail in of_inputs]

@@ -77,7 +77,7 @@ class Indexer(nn.Module):
     def choose(self, index: Index, seen: Tensor | None, dtype: torch.dtype) -> Tensor:
         """The mask of the chosen keys, a summand of scores: [batch, 1, seq, keys].
 
-        seen: the keys to choose among, as of `forge.models.sdpa.causal_attention`.
+        seen: the keys to choose among, as in `forge.models.sdpa.causal_attention`.
         """
         rows = [
             best_keys(index_scores(part, index.keys)[0], visible, self.section.indexer_topk)

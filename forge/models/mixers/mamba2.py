@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.mixers.mamba2 import Mamba2 as Mamba2Config
 from forge.models.cache import LayerCache
-from forge.models.mixers.causal_conv import Convolving, wide
+from forge.models.mixers.causal_conv import ConvolutionMixer, wide
 from forge.models.mixers.state_space import Inputs, scan_chunks, scan_tokens
 from forge.models.norm import eps_for
 from forge.models.rope import Rotation
@@ -42,7 +42,7 @@ class GatedGroupNorm(nn.Module):
         return squares.expand(*squares.shape[:-1], self.group).flatten(-2)
 
 
-class Mamba2(Convolving):
+class Mamba2(ConvolutionMixer):
     """A state space (arXiv:2405.21060) over short convolutions of its inputs, with gated and
     normalised output, as in Granite 4 and Nemotron-H.
     """

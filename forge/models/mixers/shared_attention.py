@@ -13,7 +13,7 @@ from forge.models.documents import Seen
 from forge.models.rope import Rotation, rotate
 
 
-class Lent:
+class SharedKeysValues:
     """Tensors of a layer for later layers: keys and values, [batch, kv_heads, keys, head_dim], or
     the mask of the chosen keys, [batch, 1, seq, keys].
     """
@@ -46,7 +46,9 @@ class SharedAttention(Attention):
         *seen: Seen,
         **named: Any,
     ) -> Tensor:
-        """x: [batch, seq, dim] -> outputs of all heads. named: keys and values, as of `Lent`."""
+        """x: [batch, seq, dim] -> outputs of all heads. named: keys and values, as in
+        `SharedKeysValues`.
+        """
         q, late = self.wq(x).unflatten(-1, (-1, self.head_dim)), self.section.qk_norm_after_rope
         q = q if late else self.q_norm(q)
         if rotation is not None and self.section.position == "rope":

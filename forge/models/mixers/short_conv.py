@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from forge.config.model.decoder import Decoder as DecoderConfig
 from forge.config.model.mixers.short_conv import ShortConv as ShortConvConfig
 from forge.models.cache import LayerCache
-from forge.models.mixers.causal_conv import Convolving
+from forge.models.mixers.causal_conv import ConvolutionMixer
 from forge.models.rope import Rotation
 
 KEPT_NAMES = {"wb": "query_proj", "wc": "key_proj", "wx": "value_proj", "wo": "out_proj"}
 """Names of the modules' outputs in `train.recompute`."""
 
 
-class ShortConv(Convolving):
+class ShortConv(ConvolutionMixer):
     """y = W_o (C * conv(B * X)), with B, C and X projections of the input; no activation."""
 
     kept_names = KEPT_NAMES

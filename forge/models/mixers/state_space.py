@@ -51,7 +51,7 @@ def scan_tokens(inputs: Inputs, state: Tensor | None = None) -> tuple[Tensor, Te
 
 
 def scan_chunks(inputs: Inputs, size: int, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Read in chunks of `size` tokens; arguments and results as of `scan_tokens`."""
+    """Read in chunks of `size` tokens; arguments and results as in `scan_tokens`."""
     (batch, seq, heads, width), groups = inputs.x.shape, inputs.b.shape[2]
     size, of_group = min(size, seq), inputs.x.shape[2] // inputs.b.shape[2]
 

@@ -71,7 +71,7 @@ class Predicting:
         `hidden`, for the next token, then of each module, for a token further each time.
 
         A state is of use where the tokens between are of its document, and in the row. Arguments
-        as of `hidden`.
+        as in `hidden`.
         """
         x = self._read(tokens, documents=documents, **beside)
         seq, states = tokens.shape[1], [x]

@@ -55,7 +55,7 @@ def speculate(
     ends: Collection[int] = (),
     ended: Ended | None = None,
 ) -> Speculated:
-    """Write the likeliest tokens behind a prompt, `most` at most, up to one of `ends`, or where
+    """Write the likeliest tokens after a prompt, `most` at most, up to one of `ends`, or where
     `ended` says so of the new tokens, or up to the model's max_seq_len.
 
     n_ids: ids that may be written; null = all. Raises ValueError for a model that cannot.
@@ -98,23 +98,23 @@ class _Text:
         self.length = 0
 
     def read(self, tokens: Sequence[int]) -> Tensor:
-        """Read tokens behind those of the cache -> their states, [1, tokens, dim]."""
+        """Read tokens after those of the cache -> their states, [1, tokens, dim]."""
         return self.model.hidden(self._ids(tokens), cache=self.cache)
 
     def likeliest(self, states: Tensor) -> list[int]:
-        """The likeliest token behind each state."""
+        """The likeliest token after each state."""
         logits = head_of(self.model).logits(states[0])
         return logits[:, : self.n_ids].argmax(-1).tolist()
 
     def accept(self, new: Sequence[int], read: int) -> None:
-        """Add tokens to the text, and forget all that was read behind `read` tokens."""
+        """Add tokens to the text, and forget all that was read after `read` tokens."""
         self.known += new
         self.length += read
         for layer in self.cache.layers:
             layer.length = self.length
 
     def draft(self, states: Tensor, count: int) -> list[int]:
-        """Draft `count` tokens behind the text. states: of the tokens read last, [1, n, dim]."""
+        """Draft `count` tokens after the text. states: of the tokens read last, [1, n, dim]."""
         drafts: list[int] = []
         rest = len(self.known) - 1  # the last token of the text was not read
         for depth, module in enumerate(list(self.model.mtp.values())[:count], 1):
@@ -127,7 +127,7 @@ class _Text:
             kind = self.model.section.repeated_kind.name
             states = module(embedding, given, rotations.get(kind), cache)
             drafts += self.likeliest(states[:, -1:])
-            # Behind these places the module read drafts, or states that were made of drafts.
+            # After these places the module read drafts, or states that were made of drafts.
             true, true_before = (max(min(rest, rest - n + 1), 0) for n in (depth, depth - 1))
             self.tails[depth - 1] = given[:, true - start : true_before - start]
             cache.length = true

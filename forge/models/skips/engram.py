@@ -23,7 +23,7 @@ class Engram(nn.Module):
     convolution of these over earlier tokens.
 
     The n-grams of a token end with it. Tokens before the beginning of a document count as an id
-    of their own, behind those of the vocabulary.
+    of their own, after those of the vocabulary.
     """
 
     multipliers: Tensor

@@ -1,6 +1,6 @@
 """Manifold-constrained hyper-connections (mHC, arXiv:2512.24880): several residual streams.
 
-Hidden states between layers are [batch, seq, streams * dim], stream behind stream, through all
+Hidden states between layers are [batch, seq, streams * dim], stream after stream, through all
 blocks.
 """
 
@@ -17,7 +17,7 @@ from forge.config.model.decoder import Decoder as DecoderConfig
 EPS = 1e-6
 
 
-class Joint(NamedTuple):
+class StreamMixing(NamedTuple):
     """A layer's input, and the ways of its output and of the streams past the layer.
 
     entering: [batch, seq, dim]. taken: of the output by each stream, [batch, seq, streams].
@@ -30,7 +30,7 @@ class Joint(NamedTuple):
 
     def leave(self, x: Tensor, y: Tensor) -> Tensor:
         """x: [batch, seq, streams * dim], before the layer; y: [batch, seq, dim], its output ->
-        the streams behind the layer.
+        the streams after the layer.
         """
         streams = x.unflatten(-1, (self.taken.shape[-1], -1)).to(self.mixing.dtype)
         with torch.autocast(x.device.type, enabled=False):
@@ -53,7 +53,7 @@ class Streams(nn.Module):
         self.base = nn.Parameter(torch.zeros(rows))
         self.scale = nn.Parameter(torch.zeros(3))
 
-    def forward(self, x: Tensor) -> Joint:
+    def forward(self, x: Tensor) -> StreamMixing:
         """x: [batch, seq, streams * dim]."""
         n = self.number
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -68,7 +68,7 @@ class Streams(nn.Module):
             shares = read_of.sigmoid() + EPS
             entering = (shares.unsqueeze(-2) @ wide.unflatten(-1, (n, -1))).squeeze(-2)
             mixing = doubly_stochastic(mixing.unflatten(-1, (n, n)), self.iterations)
-        return Joint(entering.to(x.dtype), 2 * taken.sigmoid(), mixing)
+        return StreamMixing(entering.to(x.dtype), 2 * taken.sigmoid(), mixing)
 
 
 def doubly_stochastic(logits: Tensor, iterations: int) -> Tensor:

@@ -81,10 +81,10 @@ class RingAttention:
         )
         sinks = layer.sinks_here() if hasattr(layer, "sinks_here") else None
         mask = seen[0] if seen else None
-        return _Around.apply(q, k, v, sinks, mask, *ring)  # type: ignore[return-value]
+        return _RingAttention.apply(q, k, v, sinks, mask, *ring)  # type: ignore[return-value]
 
 
-class _Around(torch.autograd.Function):
+class _RingAttention(torch.autograd.Function):
     """Attention over keys and values that go round the ring, and their gradients."""
 
     @staticmethod
@@ -143,7 +143,7 @@ class _Around(torch.autograd.Function):
             gathered = torch.cat([x.flatten() for x in by_pair])
             if step == 0:
                 own_gradients = gathered
-            else:  # The gradients of a rank's keys go round behind the keys, and home at the end.
+            else:  # The gradients of a rank's keys go round after the keys, and home at the end.
                 gathered = gathered if carried is None else gathered + received(carried)
                 carried = pass_on(gathered, *ring[1:3], ring.group)
             pair = pair if sent is None else received(sent)

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forge.models.delta_rule import Fed
+from forge.models.delta_rule import DeltaInputs
 from forge.models.gated_delta_net import GatedDeltaNet
 from forge.models.mixers.causal_conv import wide
 from forge.models.mixers.mamba2 import Mamba2
@@ -26,7 +26,7 @@ from forge.models.mixers.state_space import Inputs
 from forge.parallel.collectives import gather
 from forge.parallel.sequences.part import Context
 
-Row = TypeVar("Row", Fed, Inputs)
+Row = TypeVar("Row", DeltaInputs, Inputs)
 
 
 class ConvolvedParts:
@@ -61,7 +61,7 @@ class ConvolvedParts:
 class DeltaNetOfPart(ConvolvedParts):
     """Mixin of a gated delta net: the states before this rank's runs of tokens."""
 
-    def read(self, fed: Fed, state: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
+    def read(self, fed: DeltaInputs, state: Tensor | None, x: Tensor) -> tuple[Tensor, Tensor]:
         read, context = super().read, self.over_cp  # type: ignore[misc]
         if not context.sequences.cut:
             return read(fed, state, x)

@@ -96,7 +96,7 @@ def new_rows_exist(model: Decoder, checkpoint: Checkpoint) -> Findings:
         return
     if not 0 < first < end <= model.vocab_size:
         message = (
-            f"[{first},{end}] is no range within the {model.vocab_size} rows, behind the first."
+            f"[{first},{end}] is no range within the {model.vocab_size} rows, after the first."
         )
         yield (
             "model.new_rows",

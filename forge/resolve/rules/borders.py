@@ -148,7 +148,7 @@ def file_begins(tokenizer: Existing) -> Findings:
     warning=True,
 )
 def file_ends(tokenizer: Existing) -> Findings:
-    """A file that puts a token behind every text is read without it, and exported without it."""
+    """A file that puts a token after every text is read without it, and exported without it."""
     facts = tokenizer.facts()
     if not isinstance(facts, Facts) or facts.last is None:
         return
@@ -156,7 +156,7 @@ def file_ends(tokenizer: Existing) -> Findings:
     if tokenizer.add_eos:
         read = f"documents of the run end with {tokenizer.end_token(facts)}, prompts with nothing"
     message = (
-        f"{tokenizer.place} puts {facts.last} behind every text; {read}, and its exports encode"
+        f"{tokenizer.place} puts {facts.last} after every text; {read}, and its exports encode"
     )
     hint = "take that token out of the post_processor of the file, which is then read as it is"
     yield "tokenizer.path", f"{message} texts without it.", hint

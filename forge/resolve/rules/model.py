@@ -51,7 +51,7 @@ def rope_head_dim(model: Decoder) -> Findings:
             yield f"{layer_key}.position", message, f"an even one, or {layer_key}.position=none"
         elif layer.stretches == "dynamic" and width == 2:
             message = (
-                "rope_type=dynamic stretches the pairs behind the first, and there is one pair."
+                "rope_type=dynamic stretches the pairs after the first, and there is one pair."
             )
             yield f"{layer_key}.rope_type", message, f"{layer_key}.rope_type=linear"
 

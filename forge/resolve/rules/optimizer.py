@@ -247,7 +247,7 @@ def qk_clip(config: Config, model: Decoder, train: Train) -> Findings:
         message = "it sees packed documents by masks, not in blocks."
         yield "train.use_qk_clip", message, f"model.document_attention=mask, or {option}"
     if config.precision.master_weights:
-        message = "precision.master_weights=true makes the weights anew that it has scaled."
+        message = "precision.master_weights=true makes the weights again that it has scaled."
         yield "train.use_qk_clip", message, f"precision.param_dtype=fp32, or {option}"
     kinds = [type(group.section) for group in param_groups.groups(config).values()]
     if ScheduleFreeAdamW in kinds:

@@ -64,7 +64,7 @@ def elastic(run: Run, world: World) -> Findings:
         yield "run.elastic", message, f"run.elastic=1:{world.size}"
     if world.elsewhere:
         if not (world.remote or run.dir):
-            message = "a restart by another launcher goes on in a directory that it is told."
+            message = "a restart by another launcher continues in a directory that it is told."
             yield "run.dir", message, "run.dir=runs/mine"
     elif not run.max_restarts:
         yield "run.max_restarts", "nothing is started again without it.", "run.max_restarts=10"

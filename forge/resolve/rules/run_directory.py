@@ -1,4 +1,4 @@
-"""Rules on the run directory, on changes when its run goes on, and on the start of a run."""
+"""Rules on the run directory, on changes when its run continues, and on the start of a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def place(run: Run) -> Findings:
 
 @rule("run.dir")
 def run_dir(run: Run) -> Findings:
-    """run.dir must be a run, which goes on, or new, empty or absent."""
+    """run.dir must be a run, which continues, or new, empty or absent."""
     if run.dir and os.path.isdir(run.dir):
         folder = Path(run.dir)
         if not saved_config.is_run(folder) and not saved_config.is_new(folder):
@@ -43,7 +43,7 @@ def run_dir(run: Run) -> Findings:
 
 @rule("run.identity", "run.dir", "run.allow_change")
 def same_identity(config: Config, run: Run) -> Findings:
-    """A run goes on with the model, data, seed, batch, optimizer and schedule it has, unless
+    """A run continues with the model, data, seed, batch, optimizer and schedule it has, unless
     run.allow_change names what changes.
     """
     stored = _stored(config)
@@ -70,7 +70,7 @@ def same_identity(config: Config, run: Run) -> Findings:
 
 @rule("run.adapter", "adapter", "run.dir", "run.allow_change")
 def keeps_adapters(config: Config, run: Run) -> Findings:
-    """A run goes on with the adapters that its checkpoints have, or without any, whatever
+    """A run continues with the adapters that its checkpoints have, or without any, whatever
     run.allow_change says.
     """
     stored = _stored(config)
@@ -148,7 +148,7 @@ def resume_from(config: Config, checkpoint: Checkpoint, run: Run) -> Findings:
         names = (path.name.removeprefix("step_") for path in folder.glob("step_*"))
         steps = sorted(int(name) for name in names if name.isdecimal())
         fixes = [f"{key}={step}" for step in steps[-NAMED_STEPS:]]
-        hint = " or ".join(fixes) or f"{key}=null: the run begins anew"
+        hint = " or ".join(fixes) or f"{key}=null: the run begins again"
         yield key, f"{folder} has no checkpoint of step {start}.", hint
 
 
@@ -172,12 +172,12 @@ def checkpoint_dir(checkpoint: Checkpoint) -> Findings:
 
 
 def _stored(config: Config) -> Config | str | None:
-    """Load the config of the run that goes on; a reason as text where unreadable, None for none."""
+    """Load the config of a resumed run; a reason as text where unreadable, None for none."""
     if config.run.dir is None or not saved_config.is_run(Path(config.run.dir)):
         return None
     base = saved_config.last_started(Path(config.run.dir))
     if not base:
-        return None  # nothing was trained yet: any config may go on
+        return None  # nothing was trained yet: any config may continue
     file = Path(config.run.dir) / saved_config.numbered_file(saved_config.CONFIG, base)
     try:
         return saved_config.load_config(file, trust=config.run.trust)

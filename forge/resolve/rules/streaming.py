@@ -32,7 +32,7 @@ def packing_of_streams(data: Data) -> Findings:
         return
     if data.packing in BUFFERED:
         message = (
-            "a stream goes on from a position, and documents stay in the buffer for any length of "
+            "a stream resumes from a position, and documents stay in the buffer for any length of "
             "time: it is planned over prepared text."
         )
         hint = "data.hf_streaming=false, or data.packing=concat_then_split"

@@ -1,4 +1,4 @@
-"""A run of a remote store brought to this machine, to go on here."""
+"""A run of a remote store brought to this machine, to continue here."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _bring(run_dir: Path, config: Config, remote: str) -> bool:
             print(f"no checkpoint is here; the newest is brought from {store.address}", flush=True)
             fetch_newest(listing, folder, run_id, to_go_on=True)
         elif newest is not None and usable and usable[-1].step > newest.step:
-            message = "%s has step %d, newer than step %d in %s, where the run goes on"
+            message = "%s has step %d, newer than step %d in %s, where the run continues"
             log.warning(message, store.address, usable[-1].step, newest.step, folder)
     return False
 

@@ -54,7 +54,7 @@ class Copies:
     held by hard links while it is copied, so that the retention of the run cannot take it away.
     Rank 0 copies all but the tensors of other ranks, waits for these, and uploads meta.json last.
     The ranks see each other's progress in a folder beside the checkpoints, which all of them see.
-    A store that fails is tried again, and training goes on.
+    A store that fails is tried again, and training continues.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Copies:
                 self.fault, pause = None, POLL
             except RemoteError as error:
                 if self.fault is None:
-                    log.warning("%s; training goes on, and the copy is tried again", error)
+                    log.warning("%s; training continues, and the copy is tried again", error)
                 self.fault, pause = error, min(2 * pause, LONGEST_PAUSE)
             except (OSError, ValueError, KeyError) as error:  # of this machine's files
                 log.warning("%s cannot be copied: %s", self.folder, error)

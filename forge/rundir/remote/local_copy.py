@@ -15,7 +15,7 @@ from forge.config.places import is_remote
 from forge.rundir.checkpoints import BEST, META
 from forge.rundir.files import read_object, write_json
 from forge.rundir.remote.runs import CHECKPOINTS, Listing, fetch_best, fetch_newest, listing_of
-from forge.rundir.remote.store import RemoteError, Stated, Store
+from forge.rundir.remote.store import FileVersion, RemoteError, Store
 from forge.rundir.saved_config import CONFIG
 
 
@@ -74,7 +74,9 @@ def listing_of_one(store: Store, step: str) -> Iterator[Listing]:
         yield listing
 
 
-def _run(store: Store, target: Path, files: dict[str, Stated], is_best: bool, below: str) -> Path:
+def _run(
+    store: Store, target: Path, files: dict[str, FileVersion], is_best: bool, below: str
+) -> Path:
     """Copy a run, or a folder of checkpoints, with one checkpoint."""
     small = {k: v for k, v in files.items() if not k.startswith(f"{CHECKPOINTS}/")}
     folder = target / below if below else target
@@ -148,7 +150,7 @@ def local_folder(address: str, cache_dir: str | None, pattern: str | None = None
 
 
 def download_changed(
-    store: Store, target: Path, files: dict[str, Stated], *, growing: bool = False
+    store: Store, target: Path, files: dict[str, FileVersion], *, growing: bool = False
 ) -> None:
     """Download the files that are absent here or have changed; each is complete or absent.
 
@@ -157,7 +159,7 @@ def download_changed(
     """
     notes = target.with_name(f".{target.name}.json")
     try:
-        noted = {name: Stated(*stated) for name, stated in read_object(notes).items()}
+        noted = {name: FileVersion(*stated) for name, stated in read_object(notes).items()}
     except (OSError, ValueError, TypeError):
         noted = {}
     missing = [

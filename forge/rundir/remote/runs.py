@@ -17,7 +17,7 @@ from pathlib import Path
 from forge.rundir.checkpoints import (
     META,
     WEIGHTS,
-    NoneLeft,
+    NoUsableCheckpoint,
     Saved,
     Skipped,
     best_checkpoints,
@@ -158,7 +158,7 @@ def fetch_newest(
 ) -> Saved | None:
     """Download the newest checkpoint that is whole, into a folder; None where there is none.
 
-    Others are passed over with a warning; uploads that were broken off count as none. A checkpoint
+    Others are skipped with a warning; uploads that were broken off count as none. A checkpoint
     that is here already is not fetched again. Raises NoneLeft where all are damaged.
     """
     skipped: Skipped = []
@@ -171,10 +171,12 @@ def fetch_newest(
             return here
         skipped.append((saved, fault))
         name = f"{listing.store.address}/{listing.below}{saved.path.name}"
-        log.warning("%s is passed over: %s", name, fault)
+        log.warning("%s is skipped: %s", name, fault)
     if any(META in listing.files[saved] for saved, _ in skipped):
         faults = "; ".join(f"{saved.path.name}: {fault}" for saved, fault in skipped)
-        raise NoneLeft(f"{listing.store.address} has checkpoints and none can be used ({faults})")
+        raise NoUsableCheckpoint(
+            f"{listing.store.address} has checkpoints and none can be used ({faults})"
+        )
     return None
 
 

@@ -25,16 +25,16 @@ STAMPS = ("ETag", "etag", "md5Hash", "content_md5", "blob_id", "mtime", "LastMod
 T = TypeVar("T")
 
 
-class Stated(NamedTuple):
+class FileVersion(NamedTuple):
     """Bytes of a file, and a text that changes with its content."""
 
     size: int
     stamp: str
 
 
-def _stated(entry: Mapping[str, Any]) -> Stated:
+def _stated(entry: Mapping[str, Any]) -> FileVersion:
     known = (entry.get(key) for key in STAMPS)
-    return Stated(int(entry["size"] or 0), str(next((v for v in known if v is not None), "")))
+    return FileVersion(int(entry["size"] or 0), str(next((v for v in known if v is not None), "")))
 
 
 class RemoteError(ValueError):
@@ -80,7 +80,7 @@ class Store:
         folder._root = f"{self._root}/{name}"
         return folder
 
-    def files(self, folder: str = "") -> dict[str, Stated]:
+    def files(self, folder: str = "") -> dict[str, FileVersion]:
         """Each file below a folder, by name; empty without the folder."""
         root = self._path(folder)
 
@@ -91,10 +91,10 @@ class Store:
         start = len(self._root) + 1
         return {path[start:]: _stated(entry) for path, entry in self._call(find).items()}
 
-    def file(self, name: str) -> Stated | None:
+    def file(self, name: str) -> FileVersion | None:
         """What the store states of one file; None without the file."""
 
-        def info() -> Stated | None:
+        def info() -> FileVersion | None:
             self._fs.invalidate_cache()
             try:
                 entry = self._fs.info(self._path(name))

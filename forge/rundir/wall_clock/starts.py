@@ -17,7 +17,7 @@ COMMAND, RESTART, REQUEUE = "command", "restart", "requeue"
 
 
 def note_submission(run_dir: Path) -> None:
-    """Record that somebody has asked for the run, or for the run to go on: by a command, which
+    """Record that somebody has asked for the run, or for the run to continue: by a command, which
     began a little earlier, or by a call from Python.
     """
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)

@@ -54,7 +54,7 @@ def console_tracker(
 ) -> Tracker:
     """Build a live bar below lines if `console` (default: stdout) is a terminal, else lines alone.
 
-    In a notebook, one rewritten line. resumed_at: the step the run goes on from. rich alone would
+    In a notebook, one rewritten line. resumed_at: the step the run resumes from. rich alone would
     take a file for a terminal where FORCE_COLOR is set, as in CI and notebooks.
     """
     if console is None and in_notebook():

@@ -132,7 +132,7 @@ class OuterStep(Callback):
 
     @contextmanager
     def evaluated_weights(self, loop: Loop) -> Iterator[None]:
-        """Inside, the model has the common weights; behind, the replica's own, to the bit."""
+        """Inside, the model has the common weights; after, the replica's own, to the bit."""
         if self.is_joined:
             yield
             return

@@ -52,7 +52,7 @@ class Gathered:
     def means(self, counts: Mapping[str, str] = MappingProxyType({})) -> dict[str, float]:
         """Means over the target tokens of the updates made, or over the updates; NaN without any.
 
-        counts: as of `Objective`.
+        counts: as in `Objective`.
         """
         targets = self.targets if self.kept else 0
         parts, means = ((self.sums, targets), (self.of_steps, self.kept)), {}

@@ -29,7 +29,7 @@ class Steps:
         self._number = 0  # of steps finished in this start
 
     def begin(self, step: int) -> None:
-        """Record the step from which the run goes on."""
+        """Record the step from which the run continues."""
         self._last = self._written = time.monotonic()
         self._number = 0
         self._write(step)

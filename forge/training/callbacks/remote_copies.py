@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class RemoteCopies(Callback):
     """Starts the thread of copies, and at the end waits for the last checkpoint's.
 
-    Stands behind the saving callback, whose save at the end is copied too.
+    Stands after the saving callback, whose save at the end is copied too.
     """
 
     reads_gradients = False

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 class StopVote(Callback):
     """Ends the run on all ranks after the same step, once one rank asks.
 
-    A rank asks by `loop.stop` in a user's callback. Takes a message each step. Stands behind the
+    A rank asks by `loop.stop` in a user's callback. Takes a message each step. Stands after the
     user's callbacks.
     """
 
@@ -41,7 +41,7 @@ class StopVote(Callback):
 class HealthCheck(Callback):
     """Has each rank report after every `interval`-th update, and names a hanging rank.
 
-    A collective would only time out. Waits for the device. Stands behind the user's callbacks,
+    A collective would only time out. Waits for the device. Stands after the user's callbacks,
     where a rank may hang too.
     """
 

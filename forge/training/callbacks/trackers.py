@@ -29,8 +29,8 @@ class Trackers:
     """
 
     def __init__(self, makers: Mapping[str, Callable[[], Tracker]] | None = None) -> None:
-        """makers: opens each tracker, by its name in warnings. resumed_at: the step the run goes on
-        from, known before trackers open.
+        """makers: opens each tracker, by its name in warnings. resumed_at: the step the run
+        continues from, known before trackers open.
         """
         self._makers, self._active = makers or {}, dict[str, Tracker]()
         self._bar: Steps | None = None
@@ -83,7 +83,7 @@ class Trackers:
 
 
 def _warn(name: str, error: Exception) -> None:
-    message = "%s failed and is off for the rest of this run, which goes on: %s: %s"
+    message = "%s failed and is off for the rest of this run, which continues: %s: %s"
     log.warning(message, name, type(error).__name__, error)
 
 

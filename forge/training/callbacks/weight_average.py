@@ -72,7 +72,7 @@ class WeightAverage(Callback):
 
     @contextmanager
     def evaluated_weights(self, loop: Loop) -> Iterator[None]:
-        """Inside, the model has the mean for weights; behind, the trained ones, to the bit."""
+        """Inside, the model has the mean for weights; after, the trained ones, to the bit."""
         if not self.mean or not self.evaluates:
             yield
             return

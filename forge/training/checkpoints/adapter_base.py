@@ -59,7 +59,7 @@ def located(base: dict[str, Any], checkpoint: Path, init_from: str | None = None
             return Path(os.path.normpath(candidate))
     message = "has changed since" if was.exists() else "is not there any more"
     problem = f"{checkpoint} holds adapters of the weights in {was}, which {message}"
-    hint = "Put them or a link to them back, or go on with checkpoint.init_from=PATH"
+    hint = "Put them or a link to them back, or continue with checkpoint.init_from=PATH"
     raise CheckpointError(
         f"{problem}. {hint} run.allow_change=[checkpoint.init_from,tokenizer.path]"
     )

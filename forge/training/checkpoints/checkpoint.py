@@ -56,7 +56,7 @@ class Checkpointer:
     written as `.step_N.partial`.
 
     base: of a run with an adapter, see `adapter_base`; then only trained tensors are saved. passed:
-    checkpoints passed over at the start. apart: of replicas with weights of their own.
+    checkpoints skipped at the start. apart: of replicas with weights of their own.
     before_commit: called with the partial directory once all
     but meta.json is written; for tests of a kill's remains.
     """
@@ -72,7 +72,7 @@ class Checkpointer:
         self.folder, self.section, self.config = folder, config.checkpoint, config
         self.tokenizer, self.run_id, self.ranks = tokenizer, run_id, ranks or Ranks()
         self.base: dict[str, Any] | None = None
-        self.passed = checkpoints.PassedOver()
+        self.passed = checkpoints.SkippedCheckpoints()
         self.before_commit: list[Callable[[Path], None]] = []
         self.apart: Apart | None = None
         self._thread = pool(1, name="checkpoint")
@@ -82,7 +82,7 @@ class Checkpointer:
         self._committed: list[Path] = []
 
     def reserve(self, model: nn.Module, optimizer: torch.optim.Optimizer, extra: Tensors) -> None:
-        """Begin to pin memory for the first save, while training goes on."""
+        """Begin to pin memory for the first save, while training continues."""
         if self._staging is None:
             self._staging = Staging(pinned=True)
             self._staging.reserve(self.tensors_of(model, optimizer, extra).values())
@@ -97,7 +97,7 @@ class Checkpointer:
         extra: Tensors,
         weights_only: bool = False,
     ) -> None:
-        """Write step_N; asynchronously from a copy of the tensors, while training goes on.
+        """Write step_N; asynchronously from a copy of the tensors, while training continues.
 
         extra: further tensors by name, the state of callbacks. weights_only: no optimizer state.
         Raises OSError, with a hint, if writing fails.
@@ -229,7 +229,7 @@ class Checkpointer:
                 shutil.rmtree(path, ignore_errors=True)
 
     def set_aside(self, after: int) -> list[Path]:
-        """Rename the checkpoints of later steps, for a run going on from step `after`."""
+        """Rename the checkpoints of later steps, for a run resuming from step `after`."""
         moved = []
         for checkpoint in checkpoints.list_checkpoints(self.folder):
             if checkpoint.step > after:
@@ -330,7 +330,7 @@ class Checkpointer:
                 self._remove(checkpoint.path)
 
     def _remove(self, path: Path) -> None:
-        """Rename now, since a kill must leave no torn checkpoint; delete while training goes on."""
+        """Rename now, since a kill must leave no torn checkpoint; delete in the background."""
         scratch = path.with_name(f".{path.name}.{REMOVED}")
         shutil.rmtree(scratch, ignore_errors=True)
         path.rename(scratch)
@@ -343,7 +343,7 @@ class Checkpointer:
         if last:
             fallback = f"the checkpoint of step {last.step} is complete"
         reason = error.strerror or next(iter(str(error).splitlines()), type(error).__name__)
-        hint = "Make room or give access, then go on with this run"
+        hint = "Make room or give access, then continue with this run"
         return OSError(f"{target} cannot be written: {reason}. {hint}; {fallback}")
 
 

@@ -94,7 +94,7 @@ class LocalTier:
         self.checkpointer, self.section = checkpointer, checkpointer.section
         self.ranks, self.run_id = checkpointer.ranks, checkpointer.run_id
         self.savers = replace(self.ranks, host=self.ranks.saver)
-        """The ranks, for agreement while training goes on."""
+        """The ranks, for agreement while training continues."""
         self.nodes = Nodes.of(self.section, self.ranks, self.run_id)
 
     @property
@@ -103,9 +103,9 @@ class LocalTier:
         return self.ranks.rank % self.nodes.per_node == 0
 
     def save(self, step: int, tensors: Tensors, about: dict[str, Any]) -> None:
-        """Write step_N to the disks of all nodes, from a copy of the tensors while training goes
-        on unless checkpoint.async_mode=disabled; a collective. Raises OSError on all ranks, of an
-        asynchronous save as the checkpointer is waited for.
+        """Write step_N to the disks of all nodes, from a copy of the tensors while training
+        continues unless checkpoint.async_mode=disabled; a collective. Raises OSError on all ranks,
+        of an asynchronous save as the checkpointer is waited for.
         """
         scratch = self.nodes.folder / f".step_{step}.{PARTIAL}"
         fault = self._begin(scratch) if self.leads else None

@@ -174,7 +174,7 @@ def load_checkpoint(
 
     part: null = all; a stored value head goes to models with one. init_from: present path of the
     adapters' base. trust: for a base. group: of all ranks; parameters may differ by rank. replicas:
-    as of `load_tensors`. Raises CheckpointError naming parameters of one side only or of different
+    as in `load_tensors`. Raises CheckpointError naming parameters of one side only or of different
     shape, and an unused prefix, and Damaged, on all ranks of the group.
     """
     part = part or Part()

@@ -1,4 +1,4 @@
-"""Host copies of tensors under save while training goes on, in one buffer."""
+"""Host copies of tensors under save while training continues, in one buffer."""
 
 from __future__ import annotations
 

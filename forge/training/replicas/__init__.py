@@ -1,1 +1,1 @@
-"""Replica groups by torchft: runs of their own that go on when one dies."""
+"""Replica groups by torchft: runs of their own that continue when one dies."""

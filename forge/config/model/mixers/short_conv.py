@@ -48,7 +48,7 @@ class ShortConv(Mixer):
 
     def kept(self, layer: LayerShape, numbers: Numbers) -> Kept:
         """Return the memory kept: the three projections, what is convolved, in fp32, and the two
-        factors and the product behind the convolution.
+        factors and the product after the convolution.
         """
         channels, width = -(-layer.dim // numbers.tp), numbers.width
         names = ("query_proj", "key_proj", "value_proj")

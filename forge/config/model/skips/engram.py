@@ -43,7 +43,7 @@ class Engram(Section):
     engram_head_dim: int = opt(1280, "width of a row of a table", gt=0, acts_when=REMEMBERS)
     engram_kernel_size: int = opt(
         4,
-        "taps of the convolution behind a memory; they are engram_max_ngram_size tokens apart",
+        "taps of the convolution after a memory; they are engram_max_ngram_size tokens apart",
         gt=0,
         acts_when=REMEMBERS,
     )

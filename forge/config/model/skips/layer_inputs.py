@@ -30,7 +30,7 @@ def layer_input_table(
 ) -> Iterator[TensorSpec]:
     """Yield the tensors that all layers share: the table, the projection of embeddings, its norm.
 
-    width: of a vector. new: as of `TensorSpec`.
+    width: of a vector. new: as in `TensorSpec`.
     """
     name, total = "layer_inputs", layers * width
     table: dict[str, Any] = {"shape": (vocab, total), "role": VALUE_EMBEDDING, "tp": 0, "new": new}

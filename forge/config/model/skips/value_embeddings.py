@@ -33,7 +33,7 @@ def value_tensors(
 ) -> Iterator[TensorSpec]:
     """Yield the table [vocab, heads * head_dim], and the gates [heads, channels].
 
-    heads: of keys and values. new: as of `TensorSpec`.
+    heads: of keys and values. new: as in `TensorSpec`.
     """
     name = "value_embedding"
     yield TensorSpec(

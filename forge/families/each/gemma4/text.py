@@ -15,7 +15,7 @@ from forge.families.each.gemma2 import NORMS
 from forge.families.each.gemma3 import Gemma3
 from forge.families.keys import Keys
 from forge.families.patterns import FULL, SLIDING
-from forge.families.table import Table, Theirs, part
+from forge.families.table import FolderTensor, Table, part
 
 SHARED = "shared_"
 """Prefix of the kinds of layers that read the keys of earlier layers."""
@@ -31,8 +31,10 @@ BRANCHES: Table = {
     "feed_forward.router.weight": "router.proj.weight",
     "feed_forward.router.input_scale": "router.scale",
     "feed_forward.router.expert_scale": "router.per_expert_scale",
-    "feed_forward.experts.w_gate": Theirs(name="experts.gate_up_proj", rows=part(0, 1), dim=1),
-    "feed_forward.experts.w_up": Theirs(name="experts.gate_up_proj", rows=part(1, 1), dim=1),
+    "feed_forward.experts.w_gate": FolderTensor(
+        name="experts.gate_up_proj", rows=part(0, 1), dim=1
+    ),
+    "feed_forward.experts.w_up": FolderTensor(name="experts.gate_up_proj", rows=part(1, 1), dim=1),
     "feed_forward.experts.w_down": "experts.down_proj",
 }
 DENSE: Table = {

@@ -20,14 +20,14 @@ from forge.families.each.hybrid.mamba import (
 from forge.families.each.like_llama.granite import EXPERTS, Granite
 from forge.families.keys import Keys
 from forge.families.patterns import LINEAR
-from forge.families.table import Table, Theirs, part
+from forge.families.table import FolderTensor, Table, part
 
 WIDTH = "shared_intermediate_size"
 DENSE: Table = {}
 for prefix in ("feed_forward.", "feed_forward.shared."):
     DENSE[f"{prefix}w_down.weight"] = "shared_mlp.output_linear.weight"
     for number, name in enumerate(("w_gate", "w_up")):
-        stored = Theirs(name="shared_mlp.input_linear.weight", rows=part(number))
+        stored = FolderTensor(name="shared_mlp.input_linear.weight", rows=part(number))
         DENSE[f"{prefix}{name}.weight"] = stored
 
 

@@ -11,20 +11,20 @@ from forge.families.common import ATTENTION, sizes, write_sizes
 from forge.families.family import Family
 from forge.families.keys import Keys
 from forge.families.patterns import FULL
-from forge.families.table import Table, Theirs, part
+from forge.families.table import FolderTensor, Table, part
 
 CONV = "conv"
 WIDTH, EPS = "intermediate_size", "norm_eps"
 PARTS = {"wb": 0, "wc": 1, "wx": 2}
 OF_CONV: Table = {
-    "attention.conv": Theirs(name="conv.conv.weight", singleton=1),
+    "attention.conv": FolderTensor(name="conv.conv.weight", singleton=1),
     "attention.conv_bias": "conv.conv.bias",
     "attention.wo.weight": "conv.out_proj.weight",
     "attention.wo.bias": "conv.out_proj.bias",
 }
 for kind in ("weight", "bias"):
     for name, number in PARTS.items():
-        stored = Theirs(name=f"conv.in_proj.{kind}", rows=part(number))
+        stored = FolderTensor(name=f"conv.in_proj.{kind}", rows=part(number))
         OF_CONV[f"attention.{name}.{kind}"] = stored
 
 

@@ -9,7 +9,7 @@ from forge.config.model.mixers.mamba2 import Mamba2
 from forge.families.each.qwen3_next import of_heads
 from forge.families.keys import Keys
 from forge.families.patterns import FULL, LINEAR
-from forge.families.table import Table, Theirs
+from forge.families.table import FolderTensor, Table
 
 FORMER = {"mamba": LINEAR, "attention": FULL}
 """Types of layers in files of before transformers 5, and their names since."""
@@ -43,13 +43,13 @@ def mamba_table(mixer: Mamba2, place: str) -> Table:
     for number, name in enumerate(("z", "x", "b", "c", "dt")):
         rows = of_heads(1, widths, number)
         for kind in ("weight", "bias"):
-            stored = Theirs(name=f"{place}in_proj.{kind}", rows=rows)
+            stored = FolderTensor(name=f"{place}in_proj.{kind}", rows=rows)
             table[f"attention.w{name}.{kind}"] = stored
     for number, name in enumerate("xbc"):
         rows = of_heads(1, (inner, state, state), number)
-        stored = Theirs(name=f"{place}conv1d.weight", rows=rows, singleton=1)
+        stored = FolderTensor(name=f"{place}conv1d.weight", rows=rows, singleton=1)
         table[f"attention.conv_{name}"] = stored
-        table[f"attention.conv_{name}_bias"] = Theirs(name=f"{place}conv1d.bias", rows=rows)
+        table[f"attention.conv_{name}_bias"] = FolderTensor(name=f"{place}conv1d.bias", rows=rows)
     return table
 
 

@@ -8,7 +8,7 @@ from forge.config.model.decoder import Decoder
 from forge.families.common import ATTENTION, NORMS
 from forge.families.each.llama import Llama
 from forge.families.keys import Keys
-from forge.families.table import Table, Theirs, part
+from forge.families.table import FolderTensor, Table, part
 
 PLACE = "block_sparse_moe"
 EXPERTS: Table = {
@@ -16,7 +16,7 @@ EXPERTS: Table = {
     "feed_forward.experts.w_down": f"{PLACE}.output_linear.weight",
 }
 for number, name in enumerate(("w_gate", "w_up")):
-    stored = Theirs(name=f"{PLACE}.input_linear.weight", rows=part(number, 1), dim=1)
+    stored = FolderTensor(name=f"{PLACE}.input_linear.weight", rows=part(number, 1), dim=1)
     EXPERTS[f"feed_forward.experts.{name}"] = stored
 
 

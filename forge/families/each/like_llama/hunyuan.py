@@ -1,4 +1,4 @@
-"""Hunyuan, dense: Llama with norms of queries and keys behind the rotation."""
+"""Hunyuan, dense: Llama with norms of queries and keys after the rotation."""
 
 from __future__ import annotations
 

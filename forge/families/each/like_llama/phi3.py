@@ -9,11 +9,11 @@ from forge.families import patterns, rope
 from forge.families.common import FUSED_MLP, NORMS, OUTSIDE, activation, sizes, write_sizes
 from forge.families.family import Family
 from forge.families.keys import Keys
-from forge.families.table import Table, Theirs, of_keys, of_queries, of_values
+from forge.families.table import FolderTensor, Table, of_keys, of_queries, of_values
 
 PARTS = {"q": of_queries, "k": of_keys, "v": of_values}
 ATTENTION: Table = {
-    f"attention.w{letter}.weight": Theirs(name="self_attn.qkv_proj.weight", rows=rows)
+    f"attention.w{letter}.weight": FolderTensor(name="self_attn.qkv_proj.weight", rows=rows)
     for letter, rows in PARTS.items()
 }
 ATTENTION["attention.wo.weight"] = "self_attn.o_proj.weight"

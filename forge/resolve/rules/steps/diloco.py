@@ -24,7 +24,7 @@ def number_of_replicas(diloco: DiLoCo, parallel: Parallel) -> Iterator[Derived]:
 
 @rule(REPLICAS, REPLICAS, "diloco.enabled", "parallel.dp_replicate")
 def replicas_of_layout(diloco: DiLoCo, parallel: Parallel) -> Findings:
-    """diloco.replicas is parallel.dp_replicate, also where a run goes on with another layout."""
+    """diloco.replicas is parallel.dp_replicate, also where a run continues with another layout."""
     if diloco.enabled and diloco.replicas != parallel.dp_replicate:
         yield REPLICAS, f"parallel.dp_replicate={diloco.replicas}"
 

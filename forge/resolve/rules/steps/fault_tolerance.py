@@ -1,4 +1,4 @@
-"""Rules of replica groups that go on when one dies, see `forge.config.optimizers`."""
+"""Rules of replica groups that continue when one dies, see `forge.config.optimizers`."""
 
 from __future__ import annotations
 

@@ -39,6 +39,6 @@ def nodes_of_equal_size(checkpoint: Checkpoint, world: World) -> Findings:
 
 @rule("checkpoint.continuous", "checkpoint.continuous", "checkpoint.async_mode")
 def continuous_saves(checkpoint: Checkpoint) -> Findings:
-    """checkpoint.continuous writes while training goes on: checkpoint.async_mode=async."""
+    """checkpoint.continuous writes while training continues: checkpoint.async_mode=async."""
     if checkpoint.continuous and checkpoint.async_mode == "disabled":
         yield "checkpoint.continuous", "checkpoint.async_mode=async"

@@ -25,7 +25,7 @@ import forge
 from forge import cli
 from forge.models.init import init_weights
 from forge.models.plain import make_model
-from forge.models.sampling import ContinuationOptions, continue_rows
+from forge.models.sampling import DrawOptions, continue_rows
 from forge.models.sdpa import CUDNN_FIRST, causal_attention
 from forge.objectives.cross_entropy import cross_entropy
 from forge.parallel.ranks import Ranks
@@ -257,7 +257,7 @@ def generation(options: argparse.Namespace) -> dict[str, Any]:
 
         def continued(tokens: int, prompts: list[list[int]] = prompts) -> None:
             continue_rows(
-                model, prompts, tokens, ContinuationOptions(), options.device, range(len(prompts))
+                model, prompts, tokens, DrawOptions(), options.device, range(len(prompts))
             )
 
         first = timed(lambda: continued(1), options.device, times=3)

@@ -131,7 +131,7 @@ def _remove_all(found: Sequence[Entry]) -> int:
 def remove(entry: Entry) -> None:
     """Remove a run under its lock, renamed first: half a run is never taken for a run.
 
-    Raises InUse for a run at work, ConfigError for links out of the run, and OSError.
+    Raises DirectoryInUse for a run at work, ConfigError for links out of the run, and OSError.
     """
     path = entry.run.path
     with Lock(path, advice="It is left").acquire(patience=0.0):

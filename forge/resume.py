@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Resume, and exit with the worker's code; 2 when the run cannot resume with these overrides."""
+    """Resume, and exit with the worker's code; 2 when these overrides forbid it."""
     description = "Let a run continue: with the overrides it was made with, then those given here."
     arguments = cli.parser("forge.resume", description, takes="RUN [OVERRIDE ...]")
     from forge.train import on_ranks

@@ -31,7 +31,7 @@ import forge
 from forge.config.tokenizers.tokenizer import END_OF_TEXT
 from forge.data.tokenizers.byte_text import ByteText
 from forge.data.tokenizers.tokenizer import Tokenizer
-from forge.models.sampling import ContinuationOptions, continue_rows
+from forge.models.sampling import DrawOptions, continue_rows
 from forge.models.token_distribution import Sampling
 
 SMOLLM2: dict[str, Any] = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536}
@@ -157,7 +157,7 @@ def forge_writes(
 ) -> list[list[int]]:
     """By the loop of forge.generate."""
     return continue_rows(
-        model, prompts, tokens, ContinuationOptions(sampling=Sampling(**way)), device
+        model, prompts, tokens, DrawOptions(sampling=Sampling(**way)), device
     ).tokens
 
 

@@ -27,7 +27,7 @@ from forge.config.tokenizers.tokenizer import END_OF_TEXT
 from forge.data.tokenizers.byte_text import ByteText
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.models.batching.slots import Slots
-from forge.models.sampling import ContinuationOptions
+from forge.models.sampling import DrawOptions
 from forge.models.token_distribution import Sampling
 from forge.rollouts.slots import write_rows
 
@@ -141,7 +141,7 @@ def forge_writes(
     ends: list[int],
 ) -> list[int]:
     """The lengths of completions by the sampler of rollouts."""
-    how = ContinuationOptions(sampling=Sampling(seed=1), ends=frozenset(ends), logprobs=True)
+    how = DrawOptions(sampling=Sampling(seed=1), ends=frozenset(ends), logprobs=True)
     drawn = write_rows(model, texts, range(len(texts)), tokens, how, device, size=rows)
     return [len(row) for row in drawn.tokens]
 

@@ -20,7 +20,7 @@ import torch
 import forge
 from forge.models.init import init_weights
 from forge.models.plain import make_model
-from forge.models.sampling import ContinuationOptions, Continued, continue_rows
+from forge.models.sampling import Continued, DrawOptions, continue_rows
 from forge.models.token_distribution import Sampling
 
 BATCHES = (1, 8, 32)
@@ -81,7 +81,7 @@ def measure(
     draw = torch.Generator().manual_seed(0)
     lengths = torch.linspace(32, 96, rows + 2)[1:-1].round().int().tolist()
     prompts = [torch.randint(32000, (length,), generator=draw).tolist() for length in lengths]
-    how = ContinuationOptions(sampling=Sampling(temperature=0.8, top_k=50), use_cache=cached)
+    how = DrawOptions(sampling=Sampling(temperature=0.8, top_k=50), use_cache=cached)
     caches = []
     make = type(model).new_cache
 

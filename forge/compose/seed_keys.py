@@ -282,7 +282,7 @@ metrics.internals | record_internal_nn_metrics | every N steps
 tracker=prometheus | prometheus_port | with trackers.prometheus.port; or a text file
 metrics.monitor_step_time_deviation | monitor_step_time_deviation | the time that others wait for a rank
 run.elastic | elastic_enabled | the least and the most ranks
-run.elastic_retry_minutes | elastic_timeout_seconds | the run continues with fewer ranks meanwhile, and nothing fails at the end of it
+run.elastic_retry_minutes | elastic_timeout_seconds | the run goes on with fewer ranks meanwhile, and nothing fails at the end of it
 run.max_restarts | elastic_max_retries | trying lost ranks again does not count; three deaths in a row without a new step end the run
 run.elastic | elastic_min_slice_count | its first number
 metrics.enable_tensorboard | enable_tensorboard | off by default

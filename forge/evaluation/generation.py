@@ -12,7 +12,7 @@ import torch
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.evaluation.encoding import first_id
 from forge.evaluation.parts import Agree, continued_in_parts
-from forge.models.sampling import ContinuationOptions, continue_rows
+from forge.models.sampling import DrawOptions, continue_rows
 from forge.models.token_distribution import Sampling
 from forge.parallel.ranks import Ranks
 from forge.tasks.item import Prompt
@@ -96,7 +96,7 @@ def _batch(
         texts = (tokenizer.decode(ids) for ids in (drawn[-tail:], drawn))
         return all(any(stop in text for stop in prompt.stop) for text in texts)
 
-    how = ContinuationOptions(
+    how = DrawOptions(
         sampling=Sampling(temperature=prompt.temperature, seed=prompt.seed),
         eos_id=tokenizer.end_id,
         n_ids=tokenizer.vocab_size,

@@ -24,7 +24,7 @@ from forge.evaluation.engine import Done, Engine
 from forge.evaluation.generation import ROWS
 from forge.evaluation.parts import Agree, continued_in_parts
 from forge.evaluation.requests import Request
-from forge.models.sampling import ContinuationOptions, continue_rows
+from forge.models.sampling import DrawOptions, continue_rows
 from forge.models.token_distribution import Sampling
 from forge.tasks.item import Score
 
@@ -237,7 +237,7 @@ class EngineLM(TemplateLM):
             texts = (tokenizer.decode(ids) for ids in (drawn[-tail:], drawn))
             return all(any(each in text for each in stop) for text in texts)
 
-        how = ContinuationOptions(
+        how = DrawOptions(
             sampling=options.sampling,
             eos_id=tokenizer.eos_id,
             ends=frozenset({tokenizer.end_id, *render.stated_ends(tokenizer)}),

@@ -29,7 +29,7 @@ def continued_in_parts(
     """The text of each row, in their order, on all ranks; called by all ranks alike.
 
     write: continues rows of this rank; it gives every drawn token to its second argument, as
-    `ContinuationOptions` does. Raises FloatingPointError on all ranks where it does on one.
+    `DrawOptions` does. Raises FloatingPointError on all ranks where it does on one.
     """
     part, parts = ranks.batch
     if parts == 1:

@@ -48,7 +48,7 @@ class Continued:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContinuationOptions:
+class DrawOptions:
     """Options of a continuation, for all rows.
 
     ends: ids that end a row, beside eos_id. n_ids: number of ids of the tokenizer; later rows of
@@ -96,7 +96,7 @@ def generate(
 
     As `continue_rows`; shorter rows are padded with eos_id. sampling: the options of `Sampling`.
     """
-    options = ContinuationOptions(
+    options = DrawOptions(
         sampling=Sampling(**sampling), eos_id=eos_id, n_ids=n_ids, use_cache=use_cache, agree=agree
     )
     drawn = continue_rows(model, tokens.tolist(), max_new_tokens, options, tokens.device).tokens
@@ -111,7 +111,7 @@ def continue_rows(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
-    how: ContinuationOptions,
+    how: DrawOptions,
     device: torch.device,
     numbers: Sequence[object] | None = None,
 ) -> Continued:
@@ -152,7 +152,7 @@ def _by_length(
     model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
-    how: ContinuationOptions,
+    how: DrawOptions,
     device: torch.device,
     numbers: Sequence[object],
 ) -> Continued:
@@ -192,7 +192,7 @@ class _Batch:
     def __init__(
         self,
         reader: _CachedReader | _UncachedReader,
-        how: ContinuationOptions,
+        how: DrawOptions,
         rows: list[int],
         texts: list[list[int]],
         draws: Tensor,

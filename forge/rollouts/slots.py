@@ -13,7 +13,7 @@ import torch
 from forge.models.batching.row import Prompt, Row
 from forge.models.batching.slots import Slots, refillable
 from forge.models.reading_mode import evaluating
-from forge.models.sampling import LOOK_EVERY, ContinuationOptions, Continued, Ended, continue_rows
+from forge.models.sampling import LOOK_EVERY, Continued, DrawOptions, Ended, continue_rows
 
 
 @torch.no_grad()
@@ -22,7 +22,7 @@ def write_rows(
     prompts: Sequence[Prompt],
     numbers: Sequence[object],
     max_new_tokens: int,
-    how: ContinuationOptions,
+    how: DrawOptions,
     device: torch.device,
     *,
     size: int,
@@ -64,7 +64,7 @@ def _refilled(
     prompts: Sequence[Prompt],
     numbers: Sequence[object],
     max_new_tokens: int,
-    how: ContinuationOptions,
+    how: DrawOptions,
     device: torch.device,
     size: int,
 ) -> Continued:
@@ -103,7 +103,7 @@ def _rows(
     prompts: Sequence[Prompt],
     numbers: Sequence[object],
     max_new_tokens: int,
-    how: ContinuationOptions,
+    how: DrawOptions,
 ) -> list[Row]:
     ends = how.ends if how.eos_id is None else how.ends | {how.eos_id}
     return [

@@ -15,7 +15,7 @@ from forge.data.tokenizers.render import stated_ends, turn_end_ids
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.environments.environments import Environments
 from forge.models.reading_mode import evaluating
-from forge.models.sampling import ContinuationOptions
+from forge.models.sampling import DrawOptions
 from forge.models.token_distribution import Sampling
 from forge.parallel.fsdp import gathered
 from forge.parallel.ranks import Ranks
@@ -128,7 +128,7 @@ class Sampler:
     def _continued(self, rows: Sequence[Dialogue], ends: frozenset[int]) -> list[Drawn]:
         tokenizer, section = self.tokenizer, self.section
         longest = max((row.room for row in rows), default=0)
-        how = ContinuationOptions(
+        how = DrawOptions(
             sampling=Sampling(
                 temperature=section.temperature,
                 top_k=section.top_k,

@@ -54,8 +54,8 @@ class Lock:
         self._held = False
 
     def acquire(self, *, patience: float = PATIENCE) -> Lock:
-        """Take the lock. Raises InUse after `patience` seconds, ConfigError for links out of the
-        directory.
+        """Take the lock. Raises DirectoryInUse after `patience` seconds, ConfigError for links out
+        of the directory.
         """
         from filelock import Timeout
 

@@ -18,7 +18,7 @@ from forge.models.batching.drafted import Draft, Drafted, why_no_drafts
 from forge.models.batching.row import Row
 from forge.models.batching.slots import Apart, Rows, Slots, refillable
 from forge.models.reading_mode import evaluating
-from forge.models.sampling import ContinuationOptions
+from forge.models.sampling import DrawOptions
 from forge.models.token_distribution import Sampling
 from forge.serve.json_guide import JSONGuide
 from forge.serve.lockstep import Lead
@@ -157,7 +157,7 @@ class Engine:
     ) -> None:
         """draft: drafts tokens, of the same tokenizer; texts stay as without. lead: of other ranks,
         which repeat all steps; an error of the model then ends the engine, since ranks may be at
-        different places. agree: as in `ContinuationOptions`. Raises ValueError for models that have
+        different places. agree: as in `DrawOptions`. Raises ValueError for models that have
         no drafts.
         """
         self.model, self.tokenizer, self.device = model, tokenizer, device
@@ -230,10 +230,10 @@ class Engine:
         done.result()
 
     @property
-    def how(self) -> ContinuationOptions:
+    def how(self) -> DrawOptions:
         """Options of all draws, on all ranks."""
         n_ids = self.tokenizer.vocab_size
-        return ContinuationOptions(n_ids=n_ids, as_drawn=self.processed, agree=self.agree)
+        return DrawOptions(n_ids=n_ids, as_drawn=self.processed, agree=self.agree)
 
     @property
     def live(self) -> int:

@@ -12,7 +12,7 @@ from forge.models.batching.row import Drawn, Prompt, Row
 from forge.models.batching.slots import Apart, Rows, Slots, refillable
 from forge.models.head import head_of
 from forge.models.reading_mode import evaluating
-from forge.models.sampling import ContinuationOptions
+from forge.models.sampling import DrawOptions
 from forge.models.token_distribution import Sampling
 
 READ, READ_ON, JOIN, DRAW, EMPTY, IDLE, END = range(7)
@@ -102,7 +102,7 @@ class Lead:
         self.made = False
 
     def rows(
-        self, model: Any, size: int, length: int, how: ContinuationOptions, device: torch.device
+        self, model: Any, size: int, length: int, how: DrawOptions, device: torch.device
     ) -> Rows:
         """Empty rows, on all ranks."""
         if self.made:
@@ -128,7 +128,7 @@ def follow(
     model: Any,
     size: int,
     length: int,
-    how: ContinuationOptions,
+    how: DrawOptions,
     device: torch.device,
     receive: Callable[[], Order],
 ) -> None:

@@ -15,7 +15,7 @@ from forge.data.tokenizers.render import encode_prompt, stated_ends, turn_end_id
 from forge.data.tokenizers.tokenizer import Tokenizer
 from forge.models.predicting.speculate import speculate, why_not_speculate
 from forge.models.reading_mode import evaluating
-from forge.models.sampling import ContinuationOptions, Continued, continue_rows
+from forge.models.sampling import Continued, DrawOptions, continue_rows
 from forge.models.token_distribution import Sampling
 
 END, STOP, LENGTH = "end", "stop", "length"
@@ -78,7 +78,7 @@ class Writer:
     """Continues prompts in batches, each by at most `tokens` tokens, `n` times.
 
     A text ends before the first of the `stop` strings. logprobs, agree: as in
-    `ContinuationOptions`. Raises ValueError for impossible options.
+    `DrawOptions`. Raises ValueError for impossible options.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Writer:
         self.model, self.tokenizer, self.device = model, tokenizer, device
         self.tokens, self.stop, self.batch_size = tokens, tuple(stop), batch_size
         self.n = n
-        self.how = ContinuationOptions(
+        self.how = DrawOptions(
             sampling=Sampling(**sampling),
             eos_id=tokenizer.end_id,
             n_ids=tokenizer.vocab_size,

@@ -28,7 +28,7 @@ from forge.launch.sweep.state import (
 from forge.resolve.resolve import Resolution
 from forge.rundir import directory
 from forge.rundir.directory import short
-from forge.rundir.lock import InUse, Lock
+from forge.rundir.lock import DirectoryInUse, Lock
 from forge.rundir.provenance import Provenance, collect
 from forge.rundir.wall_clock.starts import note_submission
 
@@ -74,7 +74,7 @@ class Command:
                 plan=self.flight.plan,
             )
             self.entries = self.enter(self.planned)
-        except InUse as error:
+        except DirectoryInUse as error:
             message, _, hint = str(error).partition(". ")
             raise refusal(f"sweep.name={path.name}", f"{message}.", hint) from None
         except OSError as error:

@@ -56,7 +56,7 @@ def layout(config: Config) -> tuple[int, ...]:
 
 
 def test_the_same_words_under_another_number_of_ranks(tmp_path: Path, ranks: Ranks) -> None:
-    """torchrun starts with four, continues with two, one and four: 12 sequences a step each time."""
+    """torchrun starts with four, continues with two, one and four: 12 sequences a step."""
     layouts = {}
     for size in (4, 2, 1, 4):
         ranks(size)

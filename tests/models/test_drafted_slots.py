@@ -13,12 +13,12 @@ from test_slots import LIMIT, PROMPTS, WAYS
 
 from forge.models.batching.drafted import Draft, Drafted, why_no_drafts
 from forge.models.batching.row import Row
-from forge.models.sampling import ContinuationOptions
+from forge.models.sampling import DrawOptions
 
 
 def drafted(draft: Draft, model: Any, texts: list[Row], size: int) -> None:
     """Write texts, `size` at once; each joins when a slot is free, its prompt read in chunks."""
-    rows = Drafted(draft, model, size, LIMIT, LIMIT, ContinuationOptions(), CPU)
+    rows = Drafted(draft, model, size, LIMIT, LIMIT, DrawOptions(), CPU)
     waiting = deque(texts)
     while waiting or rows.rows:
         if waiting and rows.free:

@@ -23,7 +23,7 @@ from forge.config.model.mixers.mla import MLA
 from forge.config.model.moe import MoE
 from forge.models.cache import LayerCache
 from forge.models.decoder import Decoder
-from forge.models.sampling import ContinuationOptions, continue_rows
+from forge.models.sampling import DrawOptions, continue_rows
 from forge.models.token_distribution import Sampling, _first_of
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ WAYS = [Sampling(temperature=0), Sampling(temperature=1.5, repetition_penalty=1.
 
 
 def continued(model: Any, prompts: list[list[int]], most: int, numbers=None, **how) -> list:
-    return continue_rows(model, prompts, most, ContinuationOptions(**how), CPU, numbers).tokens
+    return continue_rows(model, prompts, most, DrawOptions(**how), CPU, numbers).tokens
 
 
 @pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES.keys())
@@ -247,9 +247,7 @@ def test_logprobs_are_those_of_transformers() -> None:
     numbers = [0, 1, "0 1", 2, "1 1"]
     way = Sampling(temperature=0.7, top_k=9, repetition_penalty=1.3, seed=3)
     for every in (1, 4):
-        how = ContinuationOptions(
-            sampling=way, logprobs=True, every=every, ends=frozenset({50}), n_ids=90
-        )
+        how = DrawOptions(sampling=way, logprobs=True, every=every, ends=frozenset({50}), n_ids=90)
         made = continue_rows(model, prompts, 20, how, CPU, numbers)
         assert made.read == 4 + 1 + 12
         for prompt, tokens, said in zip(prompts, made.tokens, made.logprobs, strict=True):
@@ -273,7 +271,7 @@ def test_samples_of_a_prompt_are_those_of_single_rows_and_read_it_once(
         for row, number in zip(rows, numbers, strict=True)
     ]
     assert len(set(map(tuple, alone))) == 5
-    made = continue_rows(model, rows, 9, ContinuationOptions(sampling=way), CPU, numbers)
+    made = continue_rows(model, rows, 9, DrawOptions(sampling=way), CPU, numbers)
     assert made.tokens == alone
     assert made.read == len(PROMPTS[0]) + len(PROMPTS[2])
 

@@ -18,7 +18,7 @@ from forge.config.model.decoder import Decoder as Section
 from forge.config.model.tensors import GATE, RESIDUAL_SCALAR, VALUE_EMBEDDING, X0_SCALAR
 from forge.models.decoder import Decoder
 from forge.models.init import init_weights
-from forge.models.sampling import ContinuationOptions, continue_rows
+from forge.models.sampling import DrawOptions, continue_rows
 
 COUNTS = json.loads((Path(__file__).parent / "nanochat_counts.json").read_text())
 SMALL = (
@@ -170,7 +170,7 @@ def test_generation_with_a_cache_equals_generation_without() -> None:
             model,
             prompts,
             30,
-            ContinuationOptions(use_cache=cached, logprobs=True),
+            DrawOptions(use_cache=cached, logprobs=True),
             torch.device("cpu"),
         )
         for cached in (True, False)

@@ -12,7 +12,7 @@ from test_generation import CPU, SHAPES, continued
 
 from forge.models.batching.row import Row
 from forge.models.batching.slots import Apart, Slots, refillable
-from forge.models.sampling import ContinuationOptions, continue_rows
+from forge.models.sampling import DrawOptions, continue_rows
 from forge.models.token_distribution import Sampling
 from forge.rollouts.slots import write_rows
 
@@ -28,10 +28,8 @@ SMEAR = {"smear": {"smear": True}, "smear, window": {"smear": True, "sliding_win
 
 def served(model: Any, texts: list[Row], size: int, chunk: int) -> None:
     """Write texts, `size` at once; each joins when a slot is free, between two steps."""
-    rows: Any = (
-        Slots(model, size, LIMIT, LIMIT, ContinuationOptions(), CPU) if refillable(model) else None
-    )
-    rows = rows or Apart(model, size, LIMIT, ContinuationOptions(), CPU)
+    rows: Any = Slots(model, size, LIMIT, LIMIT, DrawOptions(), CPU) if refillable(model) else None
+    rows = rows or Apart(model, size, LIMIT, DrawOptions(), CPU)
     waiting = deque(texts)
     while waiting or rows.rows:
         if waiting and rows.free:
@@ -73,7 +71,7 @@ def test_rollouts_of_what_is_beside_keys_and_values(small_decoder, options) -> N
     if model.smear is not None:
         torch.nn.init.normal_(model.smear.gate)
         torch.nn.init.constant_(model.smear.scale, 0.7)
-    how = ContinuationOptions(
+    how = DrawOptions(
         sampling=WAYS[2], ended=lambda row, drawn: len(drawn) > row % 3, logprobs=True
     )
     prompts, numbers = [(*prompt,) for prompt in PROMPTS], range(len(PROMPTS))

@@ -11,7 +11,7 @@ from parity_cases import layout_of
 from parity_run import config_of, this_rank, world_of
 
 from forge.models.head import head_of
-from forge.models.sampling import ContinuationOptions, continue_rows, generate
+from forge.models.sampling import DrawOptions, continue_rows, generate
 from forge.models.token_distribution import Sampling
 from forge.parallel.ranks import Ranks
 from forge.training.models import build_model
@@ -67,7 +67,7 @@ def test_text_is_that_of_one_device(layout, model) -> None:
     texts = [generate(plain, prompt, 12, **way) for way in ways]  # type: ignore[arg-type]
     rows, ragged = (
         [[4, 5, 6], [7], [8] * 6],
-        ContinuationOptions(sampling=Sampling(temperature=0.9, seed=3)),
+        DrawOptions(sampling=Sampling(temperature=0.9, seed=3)),
     )
     drawn = continue_rows(plain, rows, 9, ragged, CPU).tokens  # type: ignore[arg-type]
     logits = plain(texts[0]).detach()

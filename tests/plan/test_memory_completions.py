@@ -10,7 +10,7 @@ from helpers.refusing import resolved
 
 from forge.models.batching.slots import Slots
 from forge.models.plain import make_model
-from forge.models.sampling import ContinuationOptions
+from forge.models.sampling import DrawOptions
 from forge.models.token_distribution import Sampling
 from forge.planning.memory import ROLLOUT, memory_of
 from forge.rollouts import slots
@@ -38,7 +38,7 @@ def test_the_cache_of_completions_is_that_of_the_sampler(
 
     monkeypatch.setattr(Slots, "join", joining)
     model = make_model(config.model)
-    how = ContinuationOptions(sampling=Sampling(seed=1), ends=frozenset(), n_ids=257)
+    how = DrawOptions(sampling=Sampling(seed=1), ends=frozenset(), n_ids=257)
     prompts = [(1,) * 16] * 9
     slots.write_rows(model, prompts, range(9), 32, how, torch.device("cpu"), size=6)
     parts = memory_of(config).moments[ROLLOUT]

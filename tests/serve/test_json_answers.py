@@ -14,7 +14,7 @@ import torch
 
 from forge.models.batching.row import Row
 from forge.models.batching.slots import Slots
-from forge.models.sampling import ContinuationOptions
+from forge.models.sampling import DrawOptions
 from forge.models.token_distribution import Sampling
 from forge.serve.engine import Answer, Piece, Request
 from forge.serve.json_guide import MISSING, JSONGuides
@@ -66,7 +66,7 @@ def test_texts_beside_an_answer_of_a_schema_stay_as_they_are(loaded) -> None:
     maker = JSONGuides(tokenizer, [tokenizer.end_id]).maker(SCHEMA)
 
     def written(*guided: bool) -> list[list[int]]:
-        how = ContinuationOptions(n_ids=tokenizer.vocab_size)
+        how = DrawOptions(n_ids=tokenizer.vocab_size)
         slots = Slots(model, 2, 120, 40, how, torch.device("cpu"))
         rows = [
             Row(

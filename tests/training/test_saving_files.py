@@ -77,11 +77,9 @@ def test_a_full_disk_costs_no_more_than_the_steps_since_the_last_save(
     reason = "No space left on device"
     if when.startswith("before"):
         reason = "it needs 0.3 MiB, and 0.0 MiB are free"
-    rest = "then continue with this run; the checkpoint of step 4 is complete"
-    assert (
-        said
-        == f"{saved_run}/checkpoints/step_6 cannot be written: {reason}. Make room or give access, {rest}"
-    )
+    fix = "Make room or give access, then continue with this run"
+    fix += "; the checkpoint of step 4 is complete"
+    assert said == f"{saved_run}/checkpoints/step_6 cannot be written: {reason}. {fix}"
     assert advice.endswith(f"the run continues with: python -m forge.resume {saved_run})")
     assert folders(saved_run) == ["step_2", "step_4", "step_6.undone"], "nothing half written"
     assert read(saved_run / "error.json")["type"] == "OSError"

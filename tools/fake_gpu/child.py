@@ -97,7 +97,7 @@ def failed(run_dir: Path, error: Exception) -> dict[str, Any]:
 
 def generate(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Continue four prompts by `generate` tokens, three times."""
-    from forge.models.sampling import ContinuationOptions, continue_rows
+    from forge.models.sampling import DrawOptions, continue_rows
     from forge.parallel.modules import HALF
     from forge.parallel.ranks import Ranks
     from forge.training.models import build_model
@@ -113,9 +113,7 @@ def generate(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     for _ in range(STEPS):
         before = graphs()
         torch.cuda.reset_peak_memory_stats()
-        continue_rows(
-            model, prompts, case["generate"], ContinuationOptions(), device, range(len(prompts))
-        )
+        continue_rows(model, prompts, case["generate"], DrawOptions(), device, range(len(prompts)))
         steps.append(take_counts(folder) | memory() | {"graphs": graphs() - before})
     return {
         "reason": "end",

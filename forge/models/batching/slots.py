@@ -19,7 +19,7 @@ from forge.models.batching.row import Drawn, Prompt, Row
 from forge.models.cache import KVCache
 from forge.models.contract import Cached
 from forge.models.head import head_of
-from forge.models.sampling import ContinuationOptions
+from forge.models.sampling import DrawOptions
 from forge.models.token_distribution import (
     NONE,
     logprobs_of,
@@ -35,9 +35,8 @@ def refillable(model: Any) -> bool:
     if not (isinstance(model, Cached) and getattr(model, "reads_padding", False)):
         return False
     # A layer of a kind without a span, such as a delta net, has a state; so has a memory.
-    if set(getattr(model, "kinds", ())) - set(getattr(model, "spans", ())):
-        return False
-    if len(getattr(model, "engrams", ())):
+    with_state = set(getattr(model, "kinds", ())) - set(getattr(model, "spans", ()))
+    if with_state or len(getattr(model, "engrams", ())):
         return False
     cache = model.new_cache(1)
     return isinstance(cache, KVCache) and not any(layer.span.window for layer in cache.layers)
@@ -46,12 +45,12 @@ def refillable(model: Any) -> bool:
 class Rows:
     """Live texts, `size` at most, that draw their tokens together; base of `Slots` and `Apart`.
 
-    new: tokens that a text draws at most. how: n_ids, agree and logprobs_at of it are used. Call
-    all methods in eval mode. n_read: tokens of the prompts read.
+    new: tokens that a text draws at most. how: its n_ids, agree and logprobs_at are used. n_read:
+    tokens of the prompts read. Call all methods in eval mode.
     """
 
     def __init__(
-        self, model: Any, size: int, new: int, how: ContinuationOptions, device: torch.device
+        self, model: Any, size: int, new: int, how: DrawOptions, device: torch.device
     ) -> None:
         self.model, self.size, self.how, self.device = model, size, how, device
         self.rows: list[Row] = []
@@ -67,9 +66,7 @@ class Rows:
 
     @torch.no_grad()
     def reading(self, prompts: Iterable[Prompt], chunk: int = 0) -> Iterator[None]:
-        """Read prompts, and remember what each leaves behind, in `read`; yields after each chunk
-        of tokens. chunk: 0 = all at once.
-        """
+        """Read prompts into `read`; yields after each chunk of tokens. chunk: 0 = all at once."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -258,13 +255,7 @@ class Slots(Rows):
     """Rows with one cache, each in a slot. length: of the longest text. Models as `refillable`."""
 
     def __init__(
-        self,
-        model: Any,
-        size: int,
-        length: int,
-        new: int,
-        how: ContinuationOptions,
-        device: torch.device,
+        self, model: Any, size: int, length: int, new: int, how: DrawOptions, device: torch.device
     ) -> None:
         super().__init__(model, size, new, how, device)
         self.padding = torch.zeros(size, dtype=torch.int64, device=device)
@@ -373,7 +364,7 @@ class Apart(Rows):
     """Rows with a cache each, for models whose caches have no slots (windows, states, or none)."""
 
     def __init__(
-        self, model: Any, size: int, new: int, how: ContinuationOptions, device: torch.device
+        self, model: Any, size: int, new: int, how: DrawOptions, device: torch.device
     ) -> None:
         super().__init__(model, size, new, how, device)
         self.cached = isinstance(model, Cached)

@@ -36,19 +36,15 @@ class Joining:
         Raises ValueError without an answer of the lighthouse.
         """
         os.environ.setdefault("RUST_LOG", "warn")  # of torchft, which else writes 6 lines a step
-        from torchft import (  # type: ignore[import-not-found]
-            Manager,
-            ProcessGroupGloo,
-            ProcessGroupNCCL,
-        )
+        import torchft  # type: ignore[import-not-found]
 
         wait = timedelta(milliseconds=section.process_group_timeout_ms)
-        kinds = {"gloo": ProcessGroupGloo, "nccl": ProcessGroupNCCL}
-        host, port = self._meet(ranks)
+        nccl = section.process_group == "nccl"
+        group = torchft.ProcessGroupNCCL if nccl else torchft.ProcessGroupGloo
         address = section.lighthouse or os.environ.get(LIGHTHOUSE)
         try:
-            self.manager: Any = Manager(
-                pg=kinds[section.process_group](timeout=wait),
+            self.manager: Any = torchft.Manager(
+                pg=group(timeout=wait),
                 load_state_dict=load,
                 state_dict=state,
                 min_replica_size=section.min_replica_size,
@@ -56,12 +52,9 @@ class Joining:
                 timeout=wait,
                 quorum_timeout=timedelta(seconds=section.quorum_timeout_sec),
                 connect_timeout=wait,
-                rank=ranks.rank,
-                world_size=ranks.size,
-                store_addr=host,
-                store_port=port,
                 lighthouse_addr=address,
                 replica_id=f"forge_{section.replica_id}",
+                **self._meet(ranks),
             )
         except (RuntimeError, TimeoutError, OSError) as error:
             hint = "start `torchft_lighthouse --min_replicas 1 --bind '[::]:29510'` first"
@@ -69,8 +62,8 @@ class Joining:
             raise ValueError(f"{message} ({error}); {hint}") from error
         self.manager.load_state_dict({"step": step, "batches_committed": 0})
 
-    def _meet(self, ranks: Ranks) -> tuple[str, int]:
-        """The store of this group, started by its main rank."""
+    def _meet(self, ranks: Ranks) -> dict[str, Any]:
+        """A rank's place in its group, and the group's store, started by the main rank."""
         self.store: TCPStore | None = None
         where: tuple[str, int] | None = None
         if ranks.main:
@@ -79,7 +72,9 @@ class Joining:
             where = host, self.store.port
         where = ranks.from_main(where)
         assert where is not None
-        return where
+        host, port = where
+        place = {"rank": ranks.rank, "world_size": ranks.size}
+        return {**place, "store_addr": host, "store_port": port}
 
     def quorum(self) -> None:
         """Agree on the groups of an update; a group that is behind loads the state of another."""

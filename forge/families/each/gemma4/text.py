@@ -17,6 +17,7 @@ from forge.families.keys import Keys
 from forge.families.patterns import FULL, SLIDING
 from forge.families.table import FolderTensor, Table, part
 
+PARTIAL = "partial_rotary_factor"
 SHARED = "shared_"
 """Prefix of the kinds of layers that read the keys of earlier layers."""
 ROTATIONS: dict[str, dict[str, Any]] = {
@@ -79,6 +80,8 @@ class Gemma4(Gemma):
         }
         options |= {"v_norm": True, "v_norm_with_scale": False, "layer_scalar": True}
         options["final_logits_soft_cap"] = keys.number("final_logit_softcapping", default=0.0)
+        if keys.take("final_logit_softcapping", default=None) == 0:
+            keys.faults.append("final_logit_softcapping=0: transformers divides logits by it")
         why = "forge's layers see tokens before"
         keys.only("use_bidirectional_attention", None, False, "vision", why=why)
         options["per_layer_input_width"] = self.inputs(keys, options["vocab_size"])
@@ -115,6 +118,9 @@ class Gemma4(Gemma):
             of_kind |= {"share_kv_projections": False, "sliding_window_size": 0}
             theta = usual["rope_theta"]
             turned = stated.get(kind, usual)
+            if turned.get("rope_type") == "default" and turned.get(PARTIAL, 1.0) != 1.0:
+                why = "transformers turns whole heads by the type default"
+                keys.faults.append(f"rope_parameters.{kind}.{PARTIAL}={turned[PARTIAL]}: {why}")
             of_kind |= rope.of_parameters(keys, turned, theta=theta, longest=longest)
             by_kind[kind] = of_kind
         by_kind[SLIDING]["sliding_window_size"] = keys.number("sliding_window", default=self.window)

@@ -183,6 +183,8 @@ def rotation_of(layer: Decoder) -> dict[str, Any]:
     rotation = rope.rope_parameters(layer)
     if layer.stretches == "proportional":
         del rotation["factor"]
+    elif layer.partial_rotary_factor != 1:  # transformers turns whole heads by the other types
+        raise ValueError(f"model.partial_rotary_factor={layer.partial_rotary_factor}")
     return rotation
 
 

@@ -157,13 +157,15 @@ class NemotronH(Family):
         mixer, moe = mixers_of(section)[0], section.moe
         if mixer.ssm_time_step_max is not None:
             raise ValueError(f"model.mixer.ssm_time_step_max={mixer.ssm_time_step_max}")
+        if section.tie_embeddings:  # transformers' class has a head of its own, whatever is stated
+            raise ValueError("model.tie_embeddings=true")
         config = {key: getattr(section, name) for name, key in SIZES.items()}
         config |= {key: getattr(mixer, name) for name, key in OF_MAMBA.items()}
         config["intermediate_size"] = section.computed_ffn_hidden_dim
         config |= {"num_key_value_heads": section.n_kv_heads, EPS: section.norm_eps}
         config |= {"head_dim": section.computed_head_dim, "mlp_bias": section.has_mlp_bias}
         config |= {"initializer_range": section.init_std, "expand": 2}
-        config |= {"tie_word_embeddings": section.tie_embeddings, "num_nextn_predict_layers": 0}
+        config |= {"tie_word_embeddings": False, "num_nextn_predict_layers": 0}
         config["mlp_hidden_act"] = activation_name(section)
         if section.is_moe:
             config |= {key: getattr(moe, name) for name, key in OF_ROUTING.items()}

@@ -61,7 +61,7 @@ class MappedStore(TokenStore):
     """Consecutive arrays, mostly maps of files, as one store."""
 
     def __init__(self, parts: Sequence[np.ndarray]) -> None:
-        # Plain arrays over the maps: a slice of a np.memmap takes five times as long.
+        # Plain arrays over the maps: a slice of a np.memmap takes longer.
         self.parts = [np.asarray(part) for part in parts]
         self._starts = np.cumsum([0, *map(len, parts)]).tolist()
 

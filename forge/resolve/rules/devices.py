@@ -192,9 +192,7 @@ def cp_ring_torch(parallel: Parallel, train: Train, world: World) -> Findings:
     "model.kinds",
 )
 def cp_ring_compiled(model: Decoder, parallel: Parallel, train: Train) -> Findings:
-    """A compiled ring reads every part that goes round: the compiler drops an exchange that a rank
-    does not read, and others wait for it.
-    """
+    """A compiled ring hangs where a rank sees no keys of another: every part must be seen."""
     if not (parallel.cp > 1 and parallel.cp_method == "ring" and train.compile_model):
         return
     spans = [layer.span for _, layer in model.in_use() if not layer.mixer.recurrent]

@@ -43,7 +43,7 @@ class Trackers:
                 self._active[name] = make()
             except Exception as error:
                 _warn(name, error)
-        # Asked once: a protocol of Python 3.11 takes longer than moving the bar.
+        # Asked once: a check of a protocol is slow in Python 3.11.
         self._bar = bar if isinstance(bar := self._active.get(CONSOLE), Steps) else None
         return self
 

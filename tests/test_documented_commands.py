@@ -10,6 +10,7 @@ import pytest
 from helpers.folders import write_folder
 from helpers.refusing import resolved
 
+from forge.config.optimizers.fault_tolerance import FaultTolerance
 from forge.launch.optuna.search import check_search
 from forge.launch.sweep.preflight import Preflight
 
@@ -52,9 +53,11 @@ def commands() -> list[tuple[str, str]]:
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the commands name, and a login to W&B."""
+    """A folder with the files that the commands name, a login to W&B, and torchft."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    monkeypatch.setenv("TORCHFT_LIGHTHOUSE", "http://localhost:29510")
+    monkeypatch.setattr(FaultTolerance, "has_torchft", staticmethod(lambda: True))
     for name in ("books", "docs", "RUN", "runs/base/tokenizer", "runs/chat/tokenizer"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "my" / "conf").mkdir(parents=True)

@@ -52,13 +52,13 @@ def where_trusted(typed: Sequence[str]) -> list[str]:
     return list(typed)
 
 
-def use(found: Project) -> Project:
+def use(project: Project) -> Project:
     """Enter a project once trusted, and name the project on stderr."""
-    if not is_trusted(found):
-        _ask_for_trust(found)
-    _say(found.name, found.file)
-    found.enter()
-    return found
+    if not is_trusted(project):
+        _ask_for_trust(project)
+    _say(project.name, project.file)
+    project.enter()
+    return project
 
 
 def for_run(run: Path, given: Sequence[str]) -> list[str]:
@@ -83,23 +83,23 @@ def _say(name: str, file: Path) -> None:
     print(f"project: {name} ({file})", file=sys.stderr)
 
 
-def is_trusted(found: Project) -> bool:
+def is_trusted(project: Project) -> bool:
     """Whether the user has allowed all imports and folders of a project, and the owners of the
     project are unchanged.
     """
-    entry = known().get(str(found.root))
-    if not isinstance(entry, dict) or entry.get("owners") != owners(found.file):
+    entry = known().get(str(project.root))
+    if not isinstance(entry, dict) or entry.get("owners") != owners(project.file):
         return False
-    return all(set(entry.get(key, ())).issuperset(now) for key, now in _allows(found).items())
+    return all(set(entry.get(key, ())).issuperset(now) for key, now in _allows(project).items())
 
 
-def remember(found: Project) -> None:
+def remember(project: Project) -> None:
     """Trust a project in its present form. Raises ConfigError for an unwritable registry."""
-    entry = {**_allows(found), "owners": owners(found.file)}
+    entry = {**_allows(project), "owners": owners(project.file)}
     file = registry()
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(file, {**known(), str(found.root): entry})
+        write_json(file, {**known(), str(project.root): entry})
     except OSError as error:
         message = (
             f"{file}, which keeps what you trust, cannot be written: {error.strerror or error}."
@@ -107,37 +107,39 @@ def remember(found: Project) -> None:
         raise refusal(str(file), message, "XDG_CONFIG_HOME=DIR") from None
 
 
-def _ask_for_trust(found: Project) -> None:
+def _ask_for_trust(project: Project) -> None:
     """Ask the user to trust a project, and store the answer. Raises ConfigError for any answer but
     yes, and without a terminal.
     """
-    message = f"the project in {found.root} is not yet trusted on this machine."
+    message = f"the project in {project.root} is not yet trusted on this machine."
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        command = shlex.join(["python", "-m", "forge.new", "--trust", str(found.root)])
-        lets = "; it ".join(described(found))
-        raise _refusal(found, f"{message} It {lets}.", f"if you trust it: {command}")
-    lines = [message, *(f"  it {line}" for line in described(found)), "Do you trust it? [y/N] "]
+        command = shlex.join(["python", "-m", "forge.new", "--trust", str(project.root)])
+        lets = "; it ".join(described(project))
+        raise _refusal(project, f"{message} It {lets}.", f"if you trust it: {command}")
+    lines = [message, *(f"  it {line}" for line in described(project)), "Do you trust it? [y/N] "]
     print("\n".join(lines), end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise _refusal(found, message, "answer y, or type the command outside of it")
-    remember(found)
+        raise _refusal(project, message, "answer y, or type the command outside of it")
+    remember(project)
 
 
-def described(found: Project) -> list[str]:
+def described(project: Project) -> list[str]:
     """The effects of trusting a project, and the other users able to change the project."""
-    packages = [entry for entry in found.searchpath if "://" in entry]
-    folders = [entry for entry in found.searchpath if "://" not in entry]
-    modules = [*found.trust, *(entry.partition("://")[2] for entry in packages)]
+    packages = [entry for entry in project.searchpath if "://" in entry]
+    folders = [entry for entry in project.searchpath if "://" not in entry]
+    modules = [*project.trust, *(entry.partition("://")[2] for entry in packages)]
     effects = [f"lets {', '.join(modules)} be imported and run"] if modules else []
     effects += [f"adds the groups in {', '.join(folders)}"] if folders else []
-    effects += [f"begins each command with {shlex.join(found.defaults)}"] if found.defaults else []
-    return [*(effects or ["says nothing yet"]), *_others(found)]
+    effects += (
+        [f"begins each command with {shlex.join(project.defaults)}"] if project.defaults else []
+    )
+    return [*(effects or ["says nothing yet"]), *_others(project)]
 
 
-def _others(found: Project) -> list[str]:
+def _others(project: Project) -> list[str]:
     """The other users able to write in a project."""
     risks = []
-    for path in (found.root, found.file):
+    for path in (project.root, project.file):
         facts = path.stat()
         if facts.st_uid not in (0, os.getuid()):
             risks.append(f"belongs to {_name(facts.st_uid)}: {path}")
@@ -152,10 +154,13 @@ def _name(user: int) -> str:
     return f"user {user}"
 
 
-def _allows(found: Project) -> dict[str, list[str]]:
+def _allows(project: Project) -> dict[str, list[str]]:
     """The permissions of a project; the user is asked again for further permissions."""
-    return {"trust": list(map(str, found.trust)), "searchpath": list(map(str, found.searchpath))}
+    return {
+        "trust": list(map(str, project.trust)),
+        "searchpath": list(map(str, project.searchpath)),
+    }
 
 
-def _refusal(found: Project, what: str, fix: str) -> ConfigError:
-    return refusal(found.name, what, fix, str(found.file))
+def _refusal(project: Project, what: str, fix: str) -> ConfigError:
+    return refusal(project.name, what, fix, str(project.file))

@@ -186,69 +186,69 @@ def adapter_config(
     }
 
 
-def read_place(one: Place, section: LoRA, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def read_place(module: Place, section: LoRA, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a module's tensors by forge's names. Raises KeyError for a missing tensor."""
-    a, b = (stored[name] for name in _names(one))
+    a, b = (stored[name] for name in _names(module))
     tensors = {}
-    for row in one.rows:
+    for row in module.rows:
         # every matrix of forge has all of A, and a part of the rows of B
         tensors[adapter_name(row.ours, A)] = a
         tensors[adapter_name(row.ours, B)] = b if row.index is None else b[torch.tensor(row.index)]
         if section.dora:
-            lengths = stored[f"{one.key}.{MAGNITUDE}_vector"].flatten()
+            lengths = stored[f"{module.key}.{MAGNITUDE}_vector"].flatten()
             part = lengths if row.index is None else lengths[torch.tensor(row.index)]
             tensors[adapter_name(row.ours, MAGNITUDE)] = part
     return tensors
 
 
-def _write(one: Place, section: LoRA, read: Read) -> Iterator[tuple[str, Tensor]]:
+def _write(module: Place, section: LoRA, read: Read) -> Iterator[tuple[str, Tensor]]:
     """Yield A and B of a module.
 
     With several matrices of forge inside, A is stacked by rows and B is written in blocks.
     """
-    first = one.rows[0]
-    if len(one.rows) == 1 and first.index is None:
+    first = module.rows[0]
+    if len(module.rows) == 1 and first.index is None:
         a, b = read(adapter_name(first.ours, A)), read(adapter_name(first.ours, B))
         lengths = read(adapter_name(first.ours, MAGNITUDE)) if section.dora else None
     else:
-        a, b, lengths = _joined(one, section, read)
-    yield from zip(_names(one), (a, b), strict=True)
+        a, b, lengths = _joined(module, section, read)
+    yield from zip(_names(module), (a, b), strict=True)
     if lengths is not None:
-        yield f"{one.key}.{MAGNITUDE}_vector", lengths
+        yield f"{module.key}.{MAGNITUDE}_vector", lengths
 
 
-def _joined(one: Place, section: LoRA, read: Read) -> tuple[Tensor, Tensor, Tensor | None]:
+def _joined(module: Place, section: LoRA, read: Read) -> tuple[Tensor, Tensor, Tensor | None]:
     above, lengths = [], None
-    b = torch.zeros(one.height, one.rank)
+    b = torch.zeros(module.height, module.rank)
     start = 0
-    for row, rank in zip(one.rows, one.ranks, strict=True):
+    for row, rank in zip(module.rows, module.ranks, strict=True):
         if not rank:
             continue
         index = torch.arange(row.ours.shape[0]) if row.index is None else torch.tensor(row.index)
         above.append(read(adapter_name(row.ours, A)).float())
         # PEFT scales the whole product by the rank of the module
-        share = section.scale(rank) / section.scale(one.rank)
+        share = section.scale(rank) / section.scale(module.rank)
         b[index, start : start + rank] = read(adapter_name(row.ours, B)).float() * share
         if section.dora:
-            lengths = torch.zeros(one.height) if lengths is None else lengths
+            lengths = torch.zeros(module.height) if lengths is None else lengths
             lengths[index] = read(adapter_name(row.ours, MAGNITUDE)).float()
         start += rank
     return torch.cat(above), b, lengths
 
 
-def _names(one: Place) -> tuple[str, str]:
-    if one.embedding:
-        return f"{one.key}.lora_embedding_A", f"{one.key}.lora_embedding_B"
-    return f"{one.key}.lora_A.weight", f"{one.key}.lora_B.weight"
+def _names(module: Place) -> tuple[str, str]:
+    if module.embedding:
+        return f"{module.key}.lora_embedding_A", f"{module.key}.lora_embedding_B"
+    return f"{module.key}.lora_A.weight", f"{module.key}.lora_B.weight"
 
 
 def _has_head(rows: Sequence[Row]) -> bool:
     return any(row.ours.role == HEAD for row in rows)
 
 
-def module_of(one: Row) -> str:
+def module_of(row: Row) -> str:
     """Return the module of a stored tensor."""
-    return one.theirs.name.rpartition(".")[0]
+    return row.theirs.name.rpartition(".")[0]
 
 
 def _targets(rows: Sequence[Row], found: Sequence[Place]) -> list[str]:

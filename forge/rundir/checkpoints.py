@@ -43,7 +43,7 @@ class CheckpointError(ValueError):
     """An unusable checkpoint: the path, the reason, and what to do."""
 
 
-class NoUsableCheckpoint(CheckpointError):
+class NoCheckpoint(CheckpointError):
     """A run without a usable checkpoint to resume from."""
 
 

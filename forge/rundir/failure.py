@@ -9,7 +9,7 @@ from typing import Any
 
 from forge.config.problems import REFUSED, ConfigError
 from forge.rundir import outcome
-from forge.rundir.checkpoints import NoUsableCheckpoint
+from forge.rundir.checkpoints import NoCheckpoint
 from forge.rundir.directory import resume_command, short
 from forge.rundir.outcome import ERROR, FAILED, exit_code, report_failure
 
@@ -36,7 +36,7 @@ class FailureReport:
         return FAILED if self.code is None else self.code
 
     def _report(self, error: Exception, step: int | None) -> int:
-        goes_on = self._has_begun() and not isinstance(error, NoUsableCheckpoint)
+        goes_on = self._has_begun() and not isinstance(error, NoCheckpoint)
         refused = exit_code(error) == REFUSED and not goes_on and _raised_by_forge(error)
         addition = ""
         if not refused:

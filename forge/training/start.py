@@ -17,7 +17,7 @@ from forge.families.folder import is_folder
 from forge.optim.train_eval_modes import Modes
 from forge.parallel.materialize import fill_weights
 from forge.rundir import checkpoints, directory, outcome
-from forge.rundir.checkpoints import TOKENIZER, CheckpointError, Damaged, NoUsableCheckpoint, Saved
+from forge.rundir.checkpoints import TOKENIZER, CheckpointError, Damaged, NoCheckpoint, Saved
 from forge.rundir.files import cut_rows
 from forge.rundir.progress import row_files
 from forge.rundir.remote.local_copy import local_copy_of
@@ -95,21 +95,17 @@ def _choose(run_dir: Path, config: Config, checkpointer: Checkpointer) -> Start:
     if newest is not None:
         # Only undo_after sets a damaged checkpoint aside; keep_last_n would count it.
         return Start(checkpoint=newest, own=True, undo_after=newest.step if damaged else None)
-    instead = "put one back, or give another run.dir to begin again"
+    hint = "put one back, or give another run.dir to begin again"
     if skipped:
         faults = "; ".join(f"{checkpoint.path.name}: {fault}" for checkpoint, fault in skipped)
         if checkpoints.newest_usable(folder, checkpointer.run_id, damaged=damaged)[0]:
             run_name = directory.short(run_dir)
-            instead = f"begin a new run with its weights, checkpoint.init_from={run_name}"
-        raise NoUsableCheckpoint(
-            f"{folder} has checkpoints and none can be used ({faults}); {instead}"
-        )
+            hint = f"begin a new run with its weights, checkpoint.init_from={run_name}"
+        raise NoCheckpoint(f"{folder} has checkpoints and none can be used ({faults}); {hint}")
     if step := outcome.last_saved_step(run_dir):
         if not config.checkpoint.enabled:
-            instead = "checkpoint.enabled=false saved none; give another run.dir to begin again"
-        raise NoUsableCheckpoint(
-            f"{folder} has no checkpoint, and this run was at step {step}; {instead}"
-        )
+            hint = "checkpoint.enabled=false saved none; give another run.dir to begin again"
+        raise NoCheckpoint(f"{folder} has no checkpoint, and this run was at step {step}; {hint}")
     if resume_from is not None:
         return _wanted(folder, resume_from, checkpointer)
     init_from = config.checkpoint.init_from

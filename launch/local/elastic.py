@@ -66,7 +66,7 @@ class Elastic:
             try:
                 composition, resolution = resolved([*overrides, *place], self.config_dirs)
                 kept = portable(composition.overrides, self.config_dirs, resolution.config)
-                directory.draw_next(self.run_dir, resolution, overrides=kept)
+                directory.continue_run(self.run_dir, resolution, overrides=kept)
             except ConfigError as fault:
                 error = error or fault
                 continue
@@ -111,7 +111,7 @@ def fit_run(run_dir: Path, ranks: int, trust: Sequence[str] = ()) -> None:
     words = [word for word in laid_out if word.partition("=")[0] != "run.dir"]
     composition, resolution = resolved([*words, f"run.dir={quoted(str(run_dir))}"])
     overrides = portable(composition.overrides, (), resolution.config)
-    directory.draw_next(run_dir, resolution, overrides=overrides)
+    directory.continue_run(run_dir, resolution, overrides=overrides)
 
 
 def _in_force(run_dir: Path) -> list[str]:

@@ -22,7 +22,7 @@ PRIMARIES = {
     "db:\n  host: a\n": (LACKS, FROM_OURS),
     "train:\n  max_steps: 3\n": (LACKS, FROM_OURS),
     "defaults: [model: tiny, _self_]": (
-        f"{LACKS}tokenizer, data, rollout and 19 more",
+        f"{LACKS}tokenizer, data, rollout and 20 more",
         FROM_OURS,
     ),
     "defaults: [schema@_global_: config, _self_]": (f"{LACKS}tokenizer, model", FROM_OURS),

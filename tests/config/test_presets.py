@@ -20,6 +20,7 @@ from forge.config import schemas
 from forge.config.devices import DEVICES
 from forge.config.field import thaw_value
 from forge.config.model.decoder import Decoder
+from forge.config.optimizers.fault_tolerance import FaultTolerance
 from forge.config.rule import get
 from forge.optim import schedules
 from forge.resolve.auto import USABLE, memory_needed
@@ -153,6 +154,7 @@ def needs(file: str, folder: Path) -> list[str]:
             f"objective/{name}": ["data=preference", f"data.path={folder / 'my.txt'}"]
             for name in ("dpo", "orpo", "simpo", "cpo", "reward_model")
         },
+        "fault_tolerance/torchft": ["fault_tolerance.lighthouse=http://localhost:29510"],
         "data/hf": [f"data.path={folder / 'my.txt'}"],
         "data/parquet": [f"data.path={folder / 'my.txt'}", "tokenizer=bytes"],
         "data/shards": [f"data.path={folder}", "data.file_pattern=*.txt", "tokenizer=bytes"],
@@ -228,6 +230,7 @@ def test_every_file_composes_and_resolves_to_its_values_and_says_what_it_is_for(
 ):
     kept = str(tmp_path / "tokenizer.json")
     monkeypatch.setattr("forge.config.data.hub.fetch_tokenizer", lambda name, revision: (kept, ""))
+    monkeypatch.setattr(FaultTolerance, "has_torchft", staticmethod(lambda: True))
     group, _, option = file.partition("/")
     choice = f"+{group}@model.{group}" if group in schemas.INNER else group
     choice = f"+{group}" if group == "tracker" else choice

@@ -65,7 +65,7 @@ def test_the_same_words_under_another_number_of_ranks(tmp_path: Path, ranks: Ran
         layouts[size] = layout(config)
     assert layouts == {4: (2, 2, 3, 1), 2: (2, 1, 3, 2), 1: (1, 1, 3, 4)}
     ranks(2)
-    with pytest.raises(ConfigError, match=r"train\.global_batch_tokens=192"):
+    with pytest.raises(ConfigError, match=r"has train\.global_batch_size=12; here it is 24"):
         start(tmp_path / "run", "train.global_batch_size=24")
     allowed = "run.allow_change=[train.global_batch_size,train.global_batch_tokens]"
     wider = ["train.global_batch_size=24", allowed]

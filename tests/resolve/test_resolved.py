@@ -39,7 +39,7 @@ def sections(config: Section):
 
 def test_every_section_is_read_only():
     config = resolved().config
-    assert len(list(sections(config))) == 29
+    assert len(list(sections(config))) == 30
     for section in sections(config):
         assert section.frozen
         for field in dataclasses.fields(section):

@@ -17,7 +17,7 @@ import pytest
 from helpers.s3_server import s3  # noqa: F401  (a fixture)
 
 from forge.rundir import checkpoints
-from forge.rundir.checkpoints import META, NoUsableCheckpoint, Saved
+from forge.rundir.checkpoints import META, NoCheckpoint, Saved
 from forge.rundir.remote import store as store_module
 from forge.rundir.remote.brought import run_to_resume
 from forge.rundir.remote.copies import Copies, Retention
@@ -201,7 +201,7 @@ def test_damage_in_the_store_is_seen(tmp_path: Path, folder: str) -> None:
         store.write(of.format(2, "weights/rank_0.bin"), b"")
     with (
         listing_of(store) as listing,
-        pytest.raises(NoUsableCheckpoint, match=r"step_8: it is torn: .*; step_6"),
+        pytest.raises(NoCheckpoint, match=r"step_8: it is torn: .*; step_6"),
     ):
         fetch_newest(listing, tmp_path / "other")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from forge.rundir.checkpoints import (
     META,
     WEIGHTS,
-    NoUsableCheckpoint,
+    NoCheckpoint,
     Saved,
     Skipped,
     best_checkpoints,
@@ -174,7 +174,7 @@ def fetch_newest(
         log.warning("%s is skipped: %s", name, fault)
     if any(META in listing.files[saved] for saved, _ in skipped):
         faults = "; ".join(f"{saved.path.name}: {fault}" for saved, fault in skipped)
-        raise NoUsableCheckpoint(
+        raise NoCheckpoint(
             f"{listing.store.address} has checkpoints and none can be used ({faults})"
         )
     return None

@@ -271,7 +271,7 @@ def _make_run(
     note_submission(run_dir)
     # A fresh local run prints the command to resume only once it has begun.
     goes_on = job and config.checkpoint.enabled if previous.fresh else _can_go_on(run_dir, config)
-    resume_note = f"   (continues with: {directory.resume_command(run_dir)})" if goes_on else ""
+    resume_note = f"   (resume with: {directory.resume_command(run_dir)})" if goes_on else ""
     print(f"run directory: {directory.short(run_dir)}{resume_note}")
     for change in changes:
         was = f"   (was {shown(change.before)}; kept in {CHANGES})"

@@ -50,7 +50,7 @@ def test_a_finished_run_is_made_longer_from_elsewhere(tiny_run: Path, tmp_path: 
     longer = verb(*shlex.split(command)[2:], "metrics.enable_console=true")
     assert (longer.returncode, longer.stderr) == (0, "")
     assert set(longer.stdout.splitlines()[:4]) == {
-        f"run directory: {tiny_run}   (continues with: python -m forge.resume {tiny_run})",
+        f"run directory: {tiny_run}   (resume with: python -m forge.resume {tiny_run})",
         "  changed: metrics.enable_console=true   (was false; kept in changes.jsonl)",
         "  changed: scheduler.decay_steps=10   (was 4; kept in changes.jsonl)",
         "  changed: train.max_steps=12   (was 6; kept in changes.jsonl)",
@@ -66,7 +66,7 @@ def test_it_starts_a_worker_in_the_run(
     take(*RUN)
     assert resume.main(["run"]) == 0
     assert started == [tmp_path / "run"]
-    again = "continues with: python -m forge.resume run"
+    again = "resume with: python -m forge.resume run"
     said = ["run directory: run   (" + again + ")", "start: load torch on 1 rank"]
     assert capsys.readouterr().out.splitlines() == said
     assert resume.main(["run", "metrics.log_interval=3", "eval.target=2.5"]) == 0
@@ -194,7 +194,7 @@ def test_code_of_others_is_used_only_by_who_asks_for_it(
     assert resume.main(command[3:]) == 0
     assert started == [path]
     assert not Path("run/config.2.yaml").exists(), "it is the same run"
-    printed = capsys.readouterr().out.splitlines()[0].partition("(continues with: ")[2]
+    printed = capsys.readouterr().out.splitlines()[0].partition("(resume with: ")[2]
     assert shlex.split(printed[:-1]) == command, "what a run prints asks for it as well"
 
 

@@ -139,7 +139,7 @@ def test_one_command_starts_its_ranks_and_one_that_has_finished_says_so(train, s
     code, out, err = end(spawn(*train, "train.nccl_health_check_interval=2"))
     assert (code, err) == (0, "")  # no rank speaks twice, torch has nothing to complain of
     said = [line for line in out.splitlines() if not line.startswith("data: ")]
-    assert said == [f"run directory: {run}", f"continues with: python -m forge.resume {run}"]
+    assert said == [f"run directory: {run}", f"resume with: python -m forge.resume {run}"]
     assert steps(run) == [1, 2, 3, 4, 5, 6]
     assert sorted(path.name for path in (run / "logs").iterdir()) == ["rank_0.log", "rank_1.log"]
     code, out, err = end(spawn(*train, "train.nccl_health_check_interval=2"))

@@ -66,7 +66,7 @@ def start() -> None:
             lines.append(line.rstrip())
             times.append(time.monotonic() - begun)
             steps = sum(each.startswith("step ") for each in lines)
-            if steps >= STEPS and any(each.startswith("continues with") for each in lines):
+            if steps >= STEPS and any(each.startswith("resume with") for each in lines):
                 break
         run.send_signal(signal.SIGINT)
         run.communicate()

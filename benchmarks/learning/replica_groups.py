@@ -90,18 +90,24 @@ def difference(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Ten
     return max((first[name] - second[name]).abs().max().item() for name in first)
 
 
-def as_data_parallel(groups: Groups, steps: int = 20) -> dict[str, float]:
-    """Two groups of one rank beside one run of two ranks: differences of losses and weights."""
-    options = [f"train.max_steps={steps}", *SMALL.split()]
-    if any(groups.last_step(name) != steps for name in ("equal_0", "equal_1", "two_ranks")):
-        finish(*(groups.start(f"equal_{i}", i, "run.num_processes=1", *options) for i in range(2)))
-        finish(groups.start("two_ranks", None, "run.num_processes=2", "parallel=ddp", *options))
-    losses = [[r["train/loss"] for r in groups.rows(n)] for n in ("equal_0", "two_ranks")]
+def as_data_parallel(groups: Groups, steps: int = 20, ranks: int = 1) -> dict[str, float]:
+    """Two groups beside one run of all their ranks: differences of losses and weights.
+
+    ranks: of a group, with FSDP over them where there are several.
+    """
+    options = [f"train.max_steps={steps}", *SMALL.split(), f"train.batch_size={4 // ranks}"]
+    parallel = "parallel=fsdp" if ranks > 1 else "parallel=ddp"
+    first, second, whole = names = [f"{name}_{ranks}" for name in ("first", "second", "whole")]
+    if any(groups.last_step(name) != steps for name in names):
+        words = [f"run.num_processes={ranks}", *options, *([parallel] if ranks > 1 else [])]
+        finish(*(groups.start(name, i, *words) for i, name in enumerate((first, second))))
+        finish(groups.start(whole, None, f"run.num_processes={2 * ranks}", parallel, *options))
+    losses = [[row["train/loss"] for row in groups.rows(name)] for name in (first, whole)]
     assert len(losses[0]) == len(losses[1]) == steps, losses
     return {
         "loss": max(abs(a - b) for a, b in zip(*losses, strict=True)),
-        "weights": difference(groups.weights("equal_0"), groups.weights("two_ranks")),
-        "between groups": difference(groups.weights("equal_0"), groups.weights("equal_1")),
+        "weights": difference(groups.weights(first), groups.weights(whole)),
+        "between groups": difference(groups.weights(first), groups.weights(second)),
     }
 
 
@@ -149,19 +155,21 @@ def main() -> None:
     for path in options.runs.glob("killed_?"):
         shutil.rmtree(path)
     server = lighthouse(2)
-    equal = as_data_parallel(Groups(options.runs, server.address()))
+    groups = Groups(options.runs, server.address())
+    equal = {ranks: as_data_parallel(groups, ranks=ranks) for ranks in (1, 2)}
     server.shutdown()
     server = lighthouse(1)
     killed = killed_and_healed(Groups(options.runs, server.address()), options.steps)
     server.shutdown()
     versions = f"torch {torch.__version__}, torchft 0.2, Python {platform.python_version()}"
     print(f"`python benchmarks/learning/replica_groups.py`, {versions}, CPUs, gloo.\n")
-    print(
-        "| two groups of one rank beside one run of two ranks, 20 steps in fp32 | |\n| --- | --- |"
-    )
-    print(f"| largest difference of a step's loss | {equal['loss']:.3g} |")
-    print(f"| largest difference of a weight at the end | {equal['weights']:.3g} |")
-    print(f"| of a weight between the two groups | {equal['between groups']:.3g} |\n")
+    print("| two groups beside one run of all ranks, 20 steps in fp32 | 1 rank each | FSDP of 2 |")
+    print("| --- | --- | --- |")
+    names = {"loss": "largest difference of a step's loss"}
+    names |= {"weights": "of a weight at the end", "between groups": "between the two groups"}
+    for key, name in names.items():
+        print(f"| {name} | {equal[1][key]:.3g} | {equal[2][key]:.3g} |")
+    print()
     print("| one of two groups killed with SIGKILL and started again | |\n| --- | --- |")
     print(f"| last step of the killed group | {killed['died after']} |")
     print(f"| seconds until the other made a step alone | {killed['seconds alone']:.1f} |")

@@ -64,7 +64,7 @@ def summary(loop: Loop, reason: str, metrics: dict[str, float]) -> str:
         rows["next"] = shlex.join(["python", "-m", "forge.generate", run_name, *prompt, *trust])
     if newest_usable(folder, to_go_on=True)[0]:
         overrides = [] if loop.interrupted else [prolonging_override(run_dir, reason, state.step)]
-        rows["continues with"] = " ".join([resume_command(run_dir), *overrides])
+        rows["resume with"] = " ".join([resume_command(run_dir), *overrides])
     return "\n".join(["", *(f"  {name:<16} {value}" for name, value in rows.items())])
 
 

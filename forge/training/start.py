@@ -167,7 +167,7 @@ def _record(start: Start, source: str, checkpointer: Checkpointer, loop: Loop) -
         say(f"set aside: {', '.join(path.name for path in moved)}")
     if start.checkpoint is None and config.enabled:
         # Only now: a refused run leaves nothing to continue with.
-        say(f"continues with: {directory.resume_command(run_dir)}")
+        say(f"resume with: {directory.resume_command(run_dir)}")
     loop.trackers.resumed_at = start.step
     cut_rows(row_files(run_dir), start.meta.get("rows", {}) if start.own else {})
     step, resume_from = loop.state.step, config.resume_from

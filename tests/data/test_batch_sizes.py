@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_mixture import Text, store
 
@@ -16,6 +16,7 @@ from forge.config.data.batch_sizes import BatchSizes
 from forge.data.batches.loader import TrainLoader
 
 
+@settings(deadline=None)
 @given(
     start=st.integers(1, 40),
     increment=st.integers(1, 40),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_mixture import Text, store
 
@@ -73,6 +73,7 @@ def test_each_step_reads_the_windows_of_a_run_without_stages_in_shorter_rows(
             assert part == expected[done:]
 
 
+@settings(deadline=None)
 @given(data=st.data())
 def test_stages_of_batches_follow_the_tokens(data: st.DataObject):
     """Each step has the size of the stage that its first sample falls in."""

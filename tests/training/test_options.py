@@ -123,7 +123,7 @@ def test_the_summary_says_how_to_train_longer(assembled):
     loop.run()
     last = summary(loop, "end", loop.results()).splitlines()[-1]
     again = f"python -m forge.resume {loop.run_dir} train.max_steps=12"
-    assert last == f"  continues with     {again}"
+    assert last == f"  resume with      {again}"
 
 
 def test_weights_that_are_not_finite(trained, caplog, capsys):

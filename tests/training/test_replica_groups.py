@@ -48,11 +48,12 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.nightly
-def test_two_groups_are_data_parallelism(script, tmp_path: Path) -> None:
-    """Losses of 20 steps are those of one run of two ranks, in fp32."""
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_two_groups_are_data_parallelism(script, tmp_path: Path, ranks: int) -> None:
+    """Losses of 20 steps are those of one run of all ranks, in fp32; two ranks have FSDP."""
     server = script.lighthouse(2)
     try:
-        equal = script.as_data_parallel(script.Groups(tmp_path, server.address()))
+        equal = script.as_data_parallel(script.Groups(tmp_path, server.address()), ranks=ranks)
     finally:
         server.shutdown()
     assert equal["loss"] <= 1e-6

@@ -195,7 +195,7 @@ def test_training_goes_on_from_a_complete_checkpoint_and_begins_with_any(
     said = capsys.readouterr().err
     fix = f"begin a new run with its weights, checkpoint.init_from={run}"
     assert f"has checkpoints and none can be used (step_6: {alone}); {fix}" in said
-    assert "continues with" not in said
+    assert "resume with" not in said
     begun = weights(assembled(f"checkpoint.init_from={run}").model)
     assert_bit_equal(stored(step_of(run, 6), "model/"), begun)
 

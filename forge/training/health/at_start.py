@@ -1,6 +1,6 @@
 """The health check at the start of a run: devices compute, ranks agree, a checkpoint has room.
 
-A fault is said before the first step, with its rank and host. It costs some milliseconds.
+A fault is said before the first step, with its rank and host.
 """
 
 from __future__ import annotations

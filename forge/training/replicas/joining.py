@@ -8,7 +8,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed import ReduceOp, TCPStore  # type: ignore[attr-defined]
 
@@ -97,5 +96,4 @@ class Joining:
 
     def close(self) -> None:
         self.manager.shutdown(wait=False)
-        if torch.distributed.is_available():
-            self.manager._pg.abort()
+        self.manager._pg.abort()

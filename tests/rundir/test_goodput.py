@@ -130,10 +130,10 @@ def test_a_start_by_the_same_torchrun_is_a_restart(
     """
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    assert Ledger.open(tmp_path).cause == "command"
-    assert Ledger.open(tmp_path).cause == "restart"  # the parent of the tests is older
+    assert Ledger.open(tmp_path).record()["cause"] == "command"
+    assert Ledger.open(tmp_path).record()["cause"] == "restart"  # the parent of the tests is older
     monkeypatch.setattr(starts, "_process_began", lambda process="self": time.time() + 1)
-    assert Ledger.open(tmp_path).cause == "command"
+    assert Ledger.open(tmp_path).record()["cause"] == "command"
 
 
 def test_a_damaged_ledger_is_no_ledger(tmp_path: Path) -> None:

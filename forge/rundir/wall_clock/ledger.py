@@ -54,16 +54,18 @@ class Ledger:
         now = time.time()
         self.seconds: dict[str, float] = {"start": max(now - began, 0.0) if began else 0.0}
         self.name, self.steps = "start", (UNBEGUN, UNBEGUN)
-        self.run_dir, self.began, self.cause = run_dir, began or now, cause
+        self.run_dir = run_dir
+        self._head = json.dumps({"began": began or now, "cause": cause})[:-1]
         self._since, self._compiled = time.perf_counter(), _compile_seconds()
         self._file = -1
 
     @classmethod
     def open(cls, run_dir: Path) -> Ledger:
         """The ledger of this start; the record of the start before becomes a row."""
-        ledger = cls(run_dir, *launched())
-        if ledger.cause == COMMAND:
-            ledger.cause = cause_of_command(run_dir)
+        began, cause = launched()
+        if cause == COMMAND:
+            cause = cause_of_command(run_dir)
+        ledger = cls(run_dir, began, cause)
         with suppress(OSError):
             if (record := read_record(run_dir)) is not None:
                 record["time"] = max(record["time"], last_sign(run_dir))
@@ -123,23 +125,13 @@ class Ledger:
 
     def record(self) -> dict[str, Any]:
         """The present start up to now, as in ledger.json."""
-        first, step = self.steps
-        return {
-            "began": self.began,
-            "cause": self.cause,
-            "time": time.time() - (time.perf_counter() - self._since),
-            "name": self.name,
-            "first": first,
-            "step": step,
-            "seconds": self._rounded(),
-        }
+        return json.loads(self._text())
 
     def write(self) -> None:
         """Put the record on the disk; a start-up without a writable disk goes without."""
         if self._file >= 0:
-            text = json.dumps(self.record())
             with suppress(OSError):
-                os.pwrite(self._file, f"{text:<{SIZE - 1}}\n".encode(), 0)
+                os.pwrite(self._file, f"{self._text():<{SIZE - 1}}\n".encode(), 0)
 
     def close(self) -> None:
         self.enter(self.name)
@@ -147,6 +139,15 @@ class Ledger:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def _text(self) -> str:
+        """The record as JSON. Made after every step, when caches are cold: json takes longer."""
+        moment = time.time() - (time.perf_counter() - self._since)
+        seconds = ", ".join([f'"{name}": {value:.4f}' for name, value in self.seconds.items()])
+        return (
+            f'{self._head}, "time": {moment:.6f}, "name": "{self.name}", "first": {self.steps[0]},'
+            f' "step": {self.steps[1]}, "seconds": {{{seconds}}}}}'
+        )
 
     def _rounded(self) -> dict[str, float]:
         return {name: round(value, 4) for name, value in self.seconds.items()}

@@ -7,8 +7,9 @@ blocks of steps in turn.
 
 The bare loop reads one batch made beforehand and logs nothing. forge's loads its data, follows its
 schedule and logs at the default interval; its steps are timed from the end of one to the end of the
-next. --against: another checkout of forge, whose blocks come in turn with those of this one.
---cpu-time: seconds of the CPU, with one thread, which those who share the machine do not add to.
+next. --against: another checkout of forge, whose blocks, by its own copy of this script, come in
+turn with those of this one. --cpu-time: seconds of the CPU, with one thread, which those who share
+the machine do not add to.
 --count: in place of times the operations and calls of a step, equal on every machine.
 """
 
@@ -36,6 +37,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import forge
 from forge.models.decoder import Decoder
 from forge.rundir import directory
+from forge.training.build import build_loop
+from forge.training.build_session import build_session
 from forge.training.callback import Callback
 from forge.training.loop import Loop
 from forge.training.step_output import StepOutput
@@ -187,23 +190,12 @@ def print_counts() -> None:
             print(f"| `{name}` | {ours[name]} | {bare[name]} |")
 
 
-def loop_of(run_dir: Path) -> Loop:
-    try:
-        from forge.training.build import build_loop
-        from forge.training.build_session import build_session
-    except ImportError:  # a checkout from before there were sessions
-        from forge.training import assemble  # type: ignore[attr-defined]
-
-        return assemble.assemble(run_dir).loop
-    return build_loop(build_session(run_dir))
-
-
 def loops(folder: str, overrides: str, steps: int) -> tuple[Loop, Bare]:
     """Forge's loop, and a bare loop from the same weights."""
     options = [*COMMON.split(), *overrides.split(), f"train.max_steps={steps}"]
     config = forge.compose([*options, f"run.dir={folder}/run"])
     run_dir, resolved = directory.create(config.validate(), overrides=())
-    loop = loop_of(Path(run_dir))
+    loop = build_loop(build_session(Path(run_dir)))
     copy = Decoder(resolved.model)  # type: ignore[arg-type]
     copy.load_state_dict(loop.model.state_dict())
     train = resolved.train
@@ -227,14 +219,16 @@ def measure(overrides: str, steps: int) -> None:
 
 
 def in_turn(checkouts: Sequence[Path], overrides: str, steps: int) -> list[dict[str, Any]]:
-    """What this script measures with the forge of each checkout, block by block in turn."""
-    command = [sys.executable, __file__, "--measure", overrides, str(steps)]
-    command += [CPU_TIME] if CPU_TIME in sys.argv else []
+    """What the script of each checkout measures with its forge, block by block in turn."""
+    arguments = ["--measure", overrides, str(steps)]
+    arguments += [CPU_TIME] if CPU_TIME in sys.argv else []
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with ExitStack() as stack:
         children = []
         for checkout in checkouts:
             environment = {**os.environ, "PYTHONPATH": str(checkout)}
+            script = next(checkout.glob(f"benchmarks/**/{Path(__file__).name}"))  # it has moved
+            command = [sys.executable, str(script), *arguments]
             process = subprocess.Popen(command, env=environment, **pipes)
             children.append(stack.enter_context(process))
         for _ in range(steps // BLOCK):
@@ -287,6 +281,7 @@ def main() -> None:
     arguments.add_argument("--against", type=Path, help="another checkout, to be compared with")
     arguments.add_argument(CPU_TIME, action="store_true", help="with one thread")
     arguments.add_argument("--count", action="store_true", help="operations in place of times")
+    arguments.add_argument("--small", action="store_true", help="the small model alone")
     arguments.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     options = arguments.parse_args()
     if options.cpu_time:
@@ -302,7 +297,7 @@ def main() -> None:
     print(f"| {' | '.join(NAMES)} |\n|{' --- |' * len(NAMES)}")
     checkouts = [HERE, *([options.against.resolve()] if options.against else [])]
     spreads = []
-    for overrides, steps, batch in SIZES:
+    for overrides, steps, batch in SIZES[:1] if options.small else SIZES:
         measured = in_turn(checkouts, overrides, steps)
         for checkout, found in zip(checkouts, measured, strict=True):
             print(row(found, batch, revision(checkout)), flush=True)

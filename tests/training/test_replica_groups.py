@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import forge
-from forge.config.optimizers.fault_tolerance import FaultTolerance
+from forge.config.replicas.fault_tolerance import FaultTolerance
 from forge.training.replicas.equal_options import Member, common_options, fault
 
 REPOSITORY = Path(__file__).parents[2]

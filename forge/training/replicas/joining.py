@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.distributed import ReduceOp, TCPStore  # type: ignore[attr-defined]
 
-from forge.config.optimizers.fault_tolerance import LIGHTHOUSE, FaultTolerance
+from forge.config.replicas.fault_tolerance import LIGHTHOUSE, FaultTolerance
 from forge.parallel.ranks import Ranks
 from forge.training.process import say
 from forge.training.replicas.equal_options import Member, fault

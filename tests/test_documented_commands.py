@@ -10,7 +10,7 @@ import pytest
 from helpers.folders import write_folder
 from helpers.refusing import resolved
 
-from forge.config.optimizers.fault_tolerance import FaultTolerance
+from forge.config.replicas.fault_tolerance import FaultTolerance
 from forge.launch.optuna.search import check_search
 from forge.launch.sweep.preflight import Preflight
 

@@ -19,14 +19,14 @@ from forge.config.model.decoder import Decoder
 from forge.config.model.layer import Model
 from forge.config.objectives.base import Objective
 from forge.config.optimizers.base import Optimizer
-from forge.config.optimizers.diloco import DiLoCo
-from forge.config.optimizers.fault_tolerance import FaultTolerance
 from forge.config.optimizers.schedules import Scheduler
 from forge.config.parallel import Parallel
 from forge.config.plan import Plan
 from forge.config.precision import Precision
 from forge.config.profiling import Profiling
 from forge.config.quantization import Quantization
+from forge.config.replicas.diloco import DiLoCo
+from forge.config.replicas.fault_tolerance import FaultTolerance
 from forge.config.rollouts.rollout import Rollout
 from forge.config.run import Run
 from forge.config.scaling.base import Scaling

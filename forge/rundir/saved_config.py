@@ -17,6 +17,8 @@ import yaml
 
 from forge.config.field import Section, thaw_value, types_of, variants_of
 from forge.config.hydra_names import renamed
+from forge.config.replicas.diloco import DiLoCo
+from forge.config.replicas.fault_tolerance import FaultTolerance
 from forge.config.rollouts.rollout import NoRollout, Rollout
 from forge.config.root import Config
 from forge.config.scaling.base import NoScaling, Scaling
@@ -28,7 +30,12 @@ from forge.rundir.former_paths import TARGET, TYPE, current
 CONFIG, OVERRIDES, ATTEMPTS = "config.yaml", "overrides.json", "attempts.jsonl"
 CHANGES = "changes.jsonl"
 BEFORE_CONFIG = "run.lock overrides.json derived.json warnings.json provenance.json git.diff"
-NEWER: dict[Any, type[Section]] = {Rollout: NoRollout, Scaling: NoScaling}
+NEWER: dict[Any, type[Section]] = {
+    Rollout: NoRollout,
+    Scaling: NoScaling,
+    DiLoCo: DiLoCo,
+    FaultTolerance: FaultTolerance,
+}
 """Sections that earlier versions of forge had not, and what stands for their absence."""
 EARLIER_REST = ["embedding", "position", "head", "router", "norm", "bias"]
 REST = [

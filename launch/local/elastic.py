@@ -100,8 +100,10 @@ def words_for_ranks(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -
     if not (config.run.elastic and config.run.dir and is_run(place)):
         return words
     typed = {word.partition("=")[0] for word in overrides}
-    keys = ("train.global_batch_size", "train.global_batch_tokens")
-    size = config.train.global_batch_size if typed.intersection(keys) else None
+    size, tokens = config.train.global_batch_size, config.train.global_batch_tokens
+    if "train.global_batch_size" not in typed:
+        is_typed = tokens and "train.global_batch_tokens" in typed
+        size = tokens // config.train.seq_len if is_typed else None
     return _laid_out(words, place, environment.size, config.run.trust, size)
 
 
@@ -163,6 +165,7 @@ def layout_words(config: Config, ranks: int) -> list[str] | None:
     micro = next(rows for rows in range(most, 0, -1) if sequences % rows == 0)
     values = (ranks, replicas, data // replicas, micro, size)
     words = [f"{key}={value}" for key, value in zip((*LAID, *BATCH), values, strict=True)]
+    words.append("parallel.layout=given")
     if parallel.layout == "auto":  # the degrees chosen for all ranks
         words += [f"parallel.{axis}={getattr(parallel, axis)}" for axis in FIXED]
     return words

@@ -20,7 +20,7 @@ from forge.config import schemas
 from forge.config.devices import DEVICES
 from forge.config.field import thaw_value
 from forge.config.model.decoder import Decoder
-from forge.config.optimizers.fault_tolerance import FaultTolerance
+from forge.config.replicas.fault_tolerance import FaultTolerance
 from forge.config.rule import get
 from forge.optim import schedules
 from forge.resolve.auto import USABLE, memory_needed

@@ -67,9 +67,27 @@ def test_the_same_words_under_another_number_of_ranks(tmp_path: Path, ranks: Ran
     ranks(2)
     with pytest.raises(ConfigError, match=r"has train\.global_batch_size=12; here it is 24"):
         start(tmp_path / "run", "train.global_batch_size=24")
-    allowed = "run.allow_change=[train.global_batch_size,train.global_batch_tokens]"
-    wider = ["train.global_batch_size=24", allowed]
+    wider = ["train.global_batch_size=24", "run.allow_change=[train.global_batch_size]"]
     assert layout(start(tmp_path / "run", *wider)) == (2, 1, 3, 4)
+
+
+@pytest.mark.nightly
+def test_another_batch_is_refused_once(tmp_path: Path, ranks: Ranks) -> None:
+    """As it was typed: in sequences, in tokens, or with another length of sequences."""
+    ranks(4)
+    length = start(tmp_path / "run").train.seq_len
+    ranks(2)
+    words = [word for word in WORDS if not word.startswith("train.global_batch_size")]
+    size, tokens = "train.global_batch_size=24", f"train.global_batch_tokens={24 * length}"
+    longer = f"train.seq_len={length // 2}"
+    for typed in ([size], [tokens], [longer], [size, longer]):
+        with pytest.raises(ConfigError) as refused:
+            resolved(words_for_ranks([*words, f"run.dir={tmp_path / 'run'}", *typed]))
+        keys = sorted(problem.key for problem in refused.value.problems)
+        assert keys == sorted(typed), typed
+    for key in ("train.global_batch_size", "train.global_batch_tokens"):
+        permitted = [*words, f"run.dir={tmp_path / 'run'}", tokens, f"run.allow_change=[{key}]"]
+        assert resolved(words_for_ranks(permitted))[1].config.train.global_batch_size == 24
 
 
 def test_ranks_that_share_no_batch_are_refused(

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from helpers.ranks import on_ranks
 
-from forge.config.optimizers.diloco import DiLoCo
 from forge.config.parallel import Parallel
 from forge.config.precision import Precision
+from forge.config.replicas.diloco import DiLoCo
 from forge.config.root import Config
 from forge.launch.local.processes import free_port
 from forge.parallel.join import _backend, join_ranks

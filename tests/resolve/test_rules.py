@@ -17,8 +17,8 @@ from helpers.advice import alternatives
 from helpers.folders import write_folder
 from helpers.refusing import SMALL, problems, resolved
 
-from forge.config.optimizers.fault_tolerance import FaultTolerance
 from forge.config.problems import Problem
+from forge.config.replicas.fault_tolerance import FaultTolerance
 from forge.resolve.rules.all import RULES
 from forge.rundir import checkpoints, saved_config
 

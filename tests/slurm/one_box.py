@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -39,25 +39,27 @@ class OneBox:
     for a socket is there.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, nodes: Sequence[str] = NODES) -> None:
+        self.folder, self.nodes = folder, nodes
         self.conf = folder / "slurm.conf"
         self.daemons: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Write the files, start the daemons, wait until both nodes are idle. Raises RuntimeError
+        """Write the files, start the daemons, wait until all nodes are idle. Raises RuntimeError
         with the logs.
         """
-        for name in ("controller", *NODES):
+        for name in ("controller", *self.nodes):
             (self.folder / name).mkdir()
-        controller, *nodes = map(str, free_ports(1 + len(NODES)))
+        controller, *nodes = map(str, free_ports(1 + len(self.nodes)))
         values = {"STATE": str(self.folder), "CONTROLLER_PORT": controller}
-        values |= {"NODES": ",".join(NODES), "NODE_PORTS": ",".join(nodes)}
+        values |= {"NODES": ",".join(self.nodes), "NODE_PORTS": ",".join(nodes)}
         content = TEMPLATE.read_text(encoding="utf-8")
         for name, value in values.items():
             content = content.replace(f"@{name}@", value)
         self.conf.write_text(content, encoding="utf-8")
-        gpus = [f"NodeName={node} Name=gpu File={device}\n" for node in NODES for device in GPUS]
+        gpus = [
+            f"NodeName={node} Name=gpu File={device}\n" for node in self.nodes for device in GPUS
+        ]
         (self.folder / "gres.conf").write_text("".join(gpus), encoding="utf-8")
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(1024))
@@ -66,10 +68,10 @@ class OneBox:
         files = [f"--{one}={self.folder}/munge.{one.removesuffix('-file')}" for one in names]
         self.daemon("munged", "--foreground", "--force", *files)
         self.daemon("slurmctld", "-D", "-f", str(self.conf))
-        for node in NODES:
+        for node in self.nodes:
             self.daemon("slurmd", "-D", "-N", node, "-f", str(self.conf))
-        nodes = ["sinfo", "--noheader", "--Node", "--partition=debug", "--format=%t"]
-        self.wait_for(lambda: self.ask(*nodes).split() == ["idle", "idle"])
+        nodes, idle = ["sinfo", "--noheader", "--Node", "--partition=debug", "--format=%t"], "idle"
+        self.wait_for(lambda: self.ask(*nodes).split() == [idle] * len(self.nodes))
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = 30.0) -> None:
         """Raises RuntimeError with the logs when it does not come true."""

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from forge.config.optimizers.fault_tolerance import FaultTolerance
+import forge
+from forge.config.replicas.fault_tolerance import FaultTolerance
+from forge.training.replicas.equal_options import Member, common_options, fault
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -37,6 +39,48 @@ def test_without_torchft_a_run_is_refused_with_one_message(tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
+def member(replica_id: int, *overrides: str, step: int = 0, trained: bool = False) -> Member:
+    config = forge.compose(["train.batch_size=2", "train.max_steps=30", *overrides])
+    options = common_options(config.validate(world_size=1).config)
+    return Member(replica_id=replica_id, step=step, trained=trained, options=options)
+
+
+@pytest.mark.nightly
+def test_groups_with_other_options_are_named_by_option() -> None:
+    """Each unequal option is named once, by its cause; places, logs and evaluation may differ."""
+    first = member(0, "optimizer=adamw", "optimizer.lr=0.001", "train.global_batch_size=8")
+    same = "optimizer=adamw", "optimizer.lr=0.001", "train.global_batch_size=8"
+    free = "run.dir=elsewhere", "eval.enabled=false", "checkpoint=off", "metrics.log_interval=7"
+    assert fault(member(1, *same, *free), [first, member(1, *same, *free)]) == ""
+    for word, expected in {
+        "optimizer.lr=0.002": "optimizer.lr=0.002 instead of 0.001. Give it optimizer.lr=0.001",
+        "train.global_batch_size=16": "train.global_batch_size=16 instead of 8. Give it ",
+        "train.batch_size=4": "train.batch_size=4 instead of 2. Give it train.batch_size=2",
+        "optimizer=lion": "optimizer=lion instead of adamw. Give it optimizer=adamw",
+        "seed=7": "seed=7 instead of 42. Give it seed=42",
+        "train.max_steps=40": "train.max_steps=40 instead of 30. Give it train.max_steps=30",
+    }.items():
+        key = word.partition("=")[0]
+        others = [one for one in same if not one.startswith(key)]
+        other = member(1, *others, word)
+        said = fault(other, [first, other])
+        assert said.startswith(f"fault_tolerance: replica group 1 differs from group 0: {expected}")
+        assert said.count(" instead of ") == 1
+        assert fault(first, [first, other]) == ""
+
+
+def test_the_group_that_trains_stays() -> None:
+    """Also where a group with a lower number or a later checkpoint comes to it; and two groups of
+    one number are told.
+    """
+    training = member(1, "seed=1", step=9, trained=True)
+    coming = member(0, "seed=2", step=20)
+    assert fault(training, [coming, training]) == ""
+    assert "seed=2 instead of 1" in fault(coming, [coming, training])
+    twin = member(1, "seed=1")
+    assert "fault_tolerance.replica_id=1: another replica group" in fault(twin, [training, twin])
+
+
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The benchmark's script, which starts groups as processes."""
@@ -58,6 +102,30 @@ def test_two_groups_are_data_parallelism(script, tmp_path: Path, ranks: int) -> 
         server.shutdown()
     assert equal["loss"] <= 1e-6
     assert equal["between groups"] == 0.0
+
+
+@pytest.mark.nightly
+def test_a_group_with_other_options_is_refused(script, tmp_path: Path) -> None:
+    """With one message and exit code 2, and without a directory; the other makes all its steps."""
+    server = script.lighthouse(1)
+    groups = script.Groups(tmp_path, server.address())
+    options = "train.max_steps=150", "run.num_processes=1", *script.SLOW.split()
+    try:
+        first = groups.start("first", 0, *options)
+        groups.wait_for("first", 2)
+        second = groups.start("second", 1, *options, "optimizer.lr=0.007")
+        assert second.wait(240) == 2
+        refused_at = groups.last_step("first")
+        script.finish(first)
+    finally:
+        server.shutdown()
+    said = "replica group 1 differs from group 0: optimizer.lr=0.007 instead of "
+    assert (tmp_path / "second.log").read_text().count(said) == 1
+    assert not (tmp_path / "second").exists()
+    assert (tmp_path / "first.log").read_text().count(said) >= 1
+    rows = groups.rows("first")
+    assert refused_at < len(rows) == 150
+    assert {row["train/participants"] for row in rows} == {1.0}
 
 
 @pytest.mark.nightly

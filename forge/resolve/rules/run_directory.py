@@ -18,6 +18,7 @@ from forge.rundir import checkpoints, saved_config
 from forge.rundir.files import unwritable
 
 NAMED_STEPS = 3
+SIZE, TOKENS = "train.global_batch_size", "train.global_batch_tokens"
 
 
 @rule("run.place", "run.dir", "run.root")
@@ -51,21 +52,28 @@ def same_identity(config: Config, run: Run) -> Findings:
         yield "run.dir", stored, "give another run.dir"
     if not isinstance(stored, Config):
         return
-    size, tokens = "train.global_batch_size", "train.global_batch_tokens"
-    refused = {
-        change.key: change
-        for change in changes.changes(stored, config)
-        if not change.free and not changes.permitted(change.key, run.allow_change)
-    }
-    if size in refused and stored.train.seq_len == config.train.seq_len:
-        refused.pop(tokens, None)  # the same change, in tokens
-    for key, change in refused.items():
+    for change in _refused(stored, config):
+        key = change.key
         old, new = shown(change.before), shown(change.after)
         keep = f"{key}={old}" if "." in key or key == "seed" else f"{key} as it was"
-        if key == size and stored.parallel.degrees() != config.parallel.degrees():
+        if key == SIZE and stored.parallel.degrees() != config.parallel.degrees():
             keep += " train.batch_size=-1"  # the former micro-batch may not fit these ranks
         message = f"the run in {run.dir} has {key}={old}; here it is {new}."
         yield f"{key}={new}", message, f"{keep}, run.allow_change=[{key}], or another run.dir"
+
+
+def _refused(stored: Config, config: Config) -> list[changes.Change]:
+    """Changes that nothing permits. The global batch is named once: in tokens where typed so."""
+    allowed = config.run.allow_change
+    changed = {c.key: c for c in changes.changes(stored, config) if not c.free}
+    if {SIZE, TOKENS} <= changed.keys():
+        in_tokens = any(word.startswith(f"{TOKENS}=") for word in config.overrides)
+        twin = changed.pop(SIZE if in_tokens else TOKENS).key
+        if changes.permitted(twin, allowed):
+            changed.pop(TOKENS if in_tokens else SIZE)
+    elif "train.seq_len" in changed:
+        changed.pop(TOKENS, None)
+    return [c for c in changed.values() if not changes.permitted(c.key, allowed)]
 
 
 @rule("run.adapter", "adapter", "run.dir", "run.allow_change")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Shard
 
-from forge.config.optimizers.diloco import DiLoCo
+from forge.config.replicas.diloco import DiLoCo
 from forge.optim.elementwise import zeros_of
 from forge.optim.outer import ReplicaMeans, outer_step
 from forge.rundir.checkpoints import WEIGHTS, CheckpointError

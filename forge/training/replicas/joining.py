@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
 from torch.distributed import ReduceOp, TCPStore  # type: ignore[attr-defined]
 
-from forge.config.optimizers.fault_tolerance import LIGHTHOUSE, FaultTolerance
+from forge.config.replicas.fault_tolerance import LIGHTHOUSE, FaultTolerance
 from forge.parallel.ranks import Ranks
+from forge.training.process import say
+from forge.training.replicas.equal_options import Member, fault
+from forge.training.replicas.meeting import meeting_group
 
 
 class Joining:
@@ -29,22 +32,28 @@ class Joining:
         state: Callable[[], dict[str, Any]],
         load: Callable[[dict[str, Any]], None],
         step: int,
+        options: dict[str, str],
     ) -> None:
         """state: what a returning group gets from this group; load: takes it. step: updates so far.
+        options: those that all groups have in common.
 
         Raises ValueError without an answer of the lighthouse.
         """
+        self.section, self.options = section, options
+        self.trained, self.fault = False, ""
+        self.faults: list[str] = []
         os.environ.setdefault("RUST_LOG", "warn")  # of torchft, which else writes 6 lines a step
         import torchft  # type: ignore[import-not-found]
 
         wait = timedelta(milliseconds=section.process_group_timeout_ms)
         nccl = section.process_group == "nccl"
-        group = torchft.ProcessGroupNCCL if nccl else torchft.ProcessGroupGloo
+        kind = torchft.ProcessGroupNCCL if nccl else torchft.ProcessGroupGloo
+        group = meeting_group(kind, self._member, self._meet_members)
         address = section.lighthouse or os.environ.get(LIGHTHOUSE)
         try:
             self.manager: Any = torchft.Manager(
                 pg=group(timeout=wait),
-                load_state_dict=load,
+                load_state_dict=lambda state: None if self.fault else load(state),
                 state_dict=state,
                 min_replica_size=section.min_replica_size,
                 use_async_quorum=False,  # a group heals before it computes, and then counts
@@ -53,7 +62,7 @@ class Joining:
                 connect_timeout=wait,
                 lighthouse_addr=address,
                 replica_id=f"forge_{section.replica_id}",
-                **self._meet(ranks),
+                **self._place(ranks),
             )
         except (RuntimeError, TimeoutError, OSError) as error:
             hint = "start `torchft_lighthouse --min_replicas 1 --bind '[::]:29510'` first"
@@ -61,7 +70,7 @@ class Joining:
             raise ValueError(f"{message} ({error}); {hint}") from error
         self.manager.load_state_dict({"step": step, "batches_committed": 0})
 
-    def _meet(self, ranks: Ranks) -> dict[str, Any]:
+    def _place(self, ranks: Ranks) -> dict[str, Any]:
         """A rank's place in its group, and the group's store, started by the main rank."""
         self.store: TCPStore | None = None
         where: tuple[str, int] | None = None
@@ -75,10 +84,33 @@ class Joining:
         place = {"rank": ranks.rank, "world_size": ranks.size}
         return {**place, "store_addr": host, "store_port": port}
 
+    def _member(self) -> Member:
+        """This group, for the others."""
+        return Member(
+            replica_id=self.section.replica_id,
+            step=self.manager.current_step(),
+            trained=self.trained,
+            options=self.options,
+        )
+
+    def _meet_members(self, members: Sequence[Member], mine: int) -> None:
+        """Compare the options of groups before they exchange anything."""
+        self.fault = fault(members[mine], members)
+        self.faults = [text for member in members if (text := fault(member, members))]
+
     def quorum(self) -> None:
-        """Agree on the groups of an update; a group that is behind loads the state of another."""
+        """Agree on the groups of an update; a group that is behind loads the state of another.
+
+        Raises ValueError where this group has other options than the others.
+        """
+        self.faults = []
         self.manager.start_quorum()
-        if error := self.manager.errored():
+        if self.fault:
+            raise ValueError(self.fault)
+        if self.faults:  # no sum with that group counts, until a quorum without it
+            say(f"{self.faults[0]}; it is left out")
+            self.manager.report_error(RuntimeError("a replica group has other options"))
+        elif error := self.manager.errored():
             # Not fatal: the vote on this update fails, and a new quorum follows.
             self.manager._logger.warn(f"quorum: {error}")
 
@@ -92,7 +124,9 @@ class Joining:
 
     def vote(self) -> bool:
         """Whether every rank of this group has the sums."""
-        return self.manager.should_commit()
+        agreed = self.manager.should_commit()
+        self.trained |= agreed
+        return agreed
 
     def close(self) -> None:
         self.manager.shutdown(wait=False)

@@ -15,6 +15,7 @@ from forge.tensors.local import local
 from forge.training.callback import Callback
 from forge.training.loop import Loop
 from forge.training.process import say
+from forge.training.replicas.equal_options import common_options
 from forge.training.replicas.joining import Joining
 from forge.training.replicas.state import load_training_state, training_state
 from forge.training.step_output import StepOutput
@@ -64,6 +65,7 @@ class Replicas(Callback):
             state=lambda: training_state(self.loop),
             load=self._heal,
             step=self.loop.state.step,
+            options=common_options(self.loop.config),
         )
 
     def close(self) -> None:
@@ -82,7 +84,8 @@ class Replicas(Callback):
         assert self.joining is not None
         self.healed = False
         self.joining.quorum()
-        if (now := self.joining.participants) != self.participants:
+        now = self.joining.participants
+        if now != self.participants and not self.joining.faults:
             of = self.section.group_size
             say(f"fault_tolerance: {now} of {of} replica groups at step {self.loop.state.step}")
             self.participants = now

@@ -1,11 +1,11 @@
-"""Rules of replicas that train apart, see `forge.config.optimizers.diloco`."""
+"""Rules of replicas that train apart, see `forge.config.replicas.diloco`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forge.config.optimizers.diloco import DiLoCo
 from forge.config.parallel import Parallel
+from forge.config.replicas.diloco import DiLoCo
 from forge.config.root import Config
 from forge.config.rule import Derived, Findings, derivation, rule
 

@@ -1,4 +1,4 @@
-"""Rules of replica groups that continue when one dies, see `forge.config.optimizers`."""
+"""Rules of replica groups that continue when one dies, see `forge.config.replicas`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 
-from forge.config.optimizers.fault_tolerance import LIGHTHOUSE, FaultTolerance
+from forge.config.replicas.fault_tolerance import LIGHTHOUSE, FaultTolerance
 from forge.config.root import Config
 from forge.config.rule import Findings, rule
 from forge.config.run import Run

@@ -106,7 +106,7 @@ def test_gradients_are_rounded_once_and_adamw_computes_in_fp32(run, layout, opti
         {number + 1: norm for number, norm in enumerate(norms)}, rel=1e-6
     )
     assert min(norms) > CLIP
-    rates = logged(path, "train/lr")
+    rates = logged(path, "lr")
     for name in checkpoints[-1]:
         clipped = [
             step[name].double().numpy() * CLIP / (norm + 1e-6)

@@ -39,7 +39,6 @@ EXPERTS = "model.moe.num_experts=4 model.moe.top_k=2"
 NIGHTLY = pytest.mark.nightly
 
 
-
 Gradients = list[dict[str, Tensor]]
 
 

@@ -51,9 +51,9 @@ def run(tmp_path: Path, text_file: Path, monkeypatch) -> Callable[..., tuple[Pat
     folders: list[Path] = []
 
     def clip_and_save(update: Update, norm: Tensor, *, read: bool) -> Tensor | None:
-        update.steps_taken = step = getattr(update, "steps_taken", 0) + 1
+        update.steps_taken = step = getattr(update, "steps_taken", 0) + 1  # type: ignore[attr-defined]
         whole = {
-            name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad.clone()
+            name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else local(p.grad).clone()  # type: ignore[arg-type]
             for name, p in update.named
         }
         torch.save(whole, folders[-1] / f"{step}_{update.ranks.rank}.pt")
@@ -158,6 +158,7 @@ def test_sums_over_micro_batches_are_in_fp32_or_rounded_each_time(mesh_of_one, f
             expected = reduce(torch.add, gradients).bfloat16()
         else:  # autograd rounds each, and they are added up in fp32
             expected = reduce(torch.add, [g.bfloat16().float() for g in gradients]).bfloat16()
+        assert parameter.grad is not None
         assert torch.equal(local(parameter.grad), expected), name
 
 

@@ -23,7 +23,7 @@ OFFLOADED = Condition(
 )
 ADDED_UP = Condition(
     lambda config, ranks: (
-        (ranks > 1 or config.precision.any_16_bits)
+        (ranks > 1 or config.precision.any_16_bits or config.precision.gradients_in_bf16)
         and (config.train.grad_accum_steps > 1 or config.parallel.pp > 1)
     ),
     "with one micro-batch a step, or on one rank in fp32",

@@ -7,6 +7,10 @@ from forge.config.field import Condition, Section, opt, section
 IN_16_BITS = Condition(
     lambda config, ranks: config.precision.weights_in_16_bits, "with precision.param_dtype=fp32"
 )
+IN_FP32 = Condition(
+    lambda config, ranks: not config.precision.weights_in_16_bits,
+    "with precision.param_dtype=bf16, whose gradients are in bf16",
+)
 BF16_REDUCED = Condition(
     lambda config, ranks: config.parallel.reduces and config.precision.mixed_precision == "bf16",
     "without gradients of bf16 that several ranks add up: dp_shard, cp, ep and dp_replicate are 1, "
@@ -56,6 +60,13 @@ class Precision(Section):
         choices=("fp32", "bf16"),
         acts_when=BF16_REDUCED,
     )
+    grad_dtype: str = opt(
+        "fp32",
+        "number format in which gradients of fp32 weights wait for the update: bf16 halves their "
+        "memory; with parallel.reduce_gradients=micro_batch it rounds each sum over micro-batches",
+        choices=("fp32", "bf16"),
+        acts_when=IN_FP32,
+    )
     init_loss_scale: float = opt(65536.0, "first loss scale of fp16; it adapts", gt=0)
 
     @property
@@ -67,6 +78,16 @@ class Precision(Section):
     def reduces_in_bf16(self) -> bool:
         """Whether ranks add gradients up in bf16."""
         return self.reduce_dtype == "bf16" and self.mixed_precision == "bf16"
+
+    @property
+    def gradients_in_bf16(self) -> bool:
+        """Whether gradients are stored in bf16, of weights in fp32."""
+        return self.grad_dtype == "bf16" and not self.weights_in_16_bits
+
+    @property
+    def stored_gradients(self) -> str:
+        """The number format of gradients that wait for the update."""
+        return "bf16" if self.gradients_in_bf16 else self.param_dtype
 
     @property
     def any_16_bits(self) -> bool:

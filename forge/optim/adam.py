@@ -20,7 +20,7 @@ from forge.optim.elementwise import (
 )
 from forge.tensors.local import local
 from forge.tensors.masters import master
-from forge.tensors.wide import in_16_bits, wide_dtype
+from forge.tensors.wide import stored_format, wide_dtype
 
 HALF = {"bf16": torch.bfloat16}
 """Formats of moments, besides the format of the update."""
@@ -128,9 +128,10 @@ def adamw(params: list[dict[str, Any]], section: AdamWSection) -> torch.optim.Op
     """Make torch's AdamW (arXiv:1711.05101), or forge's own for options missing from torch.
 
     Fused where `section.fused` is set and every parameter's device has the kernel; else torch
-    chooses. For weights in 16 bits torch would compute the update in 16 bits.
+    chooses. For weights in 16 bits torch would compute the update in 16 bits, and it takes no
+    gradients in 16 bits of weights in fp32 (2.11 to 2.13).
     """
-    if not section.is_torchs or in_16_bits(params[0]["params"][0]):
+    if not section.is_torchs or stored_format(params[0]["params"][0]).itemsize == 2:
         return Adam(params, section)
     devices = {parameter.device.type for group in params for parameter in group["params"]}
     beta1, beta2 = section.betas

@@ -121,8 +121,8 @@ class Elementwise(KeepsFormats):
                     self.state[parameter].update(self.initial(group, parameter))
             self.begin(group, parameters)
             # All at once on a GPU, for fewer kernel launches. One by one on a CPU, for the cache,
-            # and for weights in 16 bits, so that only one copy in fp32 exists at a time.
-            at_once = parameters and parameters[0].is_cuda and not in_16_bits(parameters[0])
+            # and for gradients in 16 bits, so that only one copy in fp32 exists at a time.
+            at_once = parameters and parameters[0].is_cuda and not in_16_bits(parameters[0].grad)
             for some in [parameters] if at_once else [[parameter] for parameter in parameters]:
                 self.take(group, some)
         return loss

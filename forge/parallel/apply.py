@@ -202,7 +202,7 @@ def choose_kernels(model: nn.Module, capability: tuple[int, int]) -> None:
 def keeps_gradients(config: Config) -> bool:
     """Whether gradients of one rank stay as backward gives them: nothing is added, same format."""
     alone = config.parallel.product_without_dp_shard * config.parallel.dp_shard == 1
-    same_format = config.precision.param_dtype == config.precision.mixed_precision
+    same_format = config.precision.stored_gradients == config.precision.mixed_precision
     return alone and same_format and config.train.grad_accum_steps == 1
 
 

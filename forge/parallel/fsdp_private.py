@@ -1,5 +1,5 @@
-"""Private parts of torch's FSDP: groups of ranks made once, the parameters of a sharded module, and
-parameters of few bits, gathered unchanged.
+"""Private parts of torch's FSDP: groups of ranks made once, the parameters of a sharded module,
+parameters of few bits, gathered unchanged, and gradients stored in fewer bits than weights.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.fsdp._fully_shard import _fsdp_init, _fsdp_param, _fully_shard
@@ -92,3 +93,26 @@ def _as_it_is(param: Any, policy: MixedPrecisionPolicy) -> None:
     """Replace FSDP's choice of formats, a cast of numbers, and in torch 2.11 of integers too."""
     param.orig_dtype = param.sharded_param.dtype
     param.param_dtype = param.reduce_dtype = None
+
+
+def store_gradients(model: nn.Module, dtype: torch.dtype) -> None:
+    """Have the trained parameters store gradients in `dtype`; FSDP after it has reduced them.
+
+    Call it on allocated parameters: torch forgets `grad_dtype` when a parameter is replaced.
+    """
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad_dtype = dtype  # type: ignore[attr-defined]
+    for module in model.modules():
+        if isinstance(module, FSDPModule) and (group := param_group(module)) is not None:
+            # FSDP sets formats at the first forward, by this method of the group.
+            group._init_mp_dtypes = partial(_store_in, group, dtype)
+
+
+def _store_in(group: Any, dtype: torch.dtype) -> None:
+    """Set FSDP's formats of a group, and have reduced gradients cast to `dtype`, not to the format
+    of the weights; nothing else reads `_orig_dtype` (torch 2.11 to 2.13).
+    """
+    type(group)._init_mp_dtypes(group)
+    if group._orig_dtype is not None:  # None = all parameters are frozen
+        group._orig_dtype = dtype

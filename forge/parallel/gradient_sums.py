@@ -1,4 +1,4 @@
-"""Sums of the gradients of micro-batches in fp32, for weights in 16 bits on one rank."""
+"""Sums of the gradients of micro-batches in fp32, for gradients in 16 bits on one rank."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+
+from forge.tensors.wide import stored_format
 
 
 class GradientSums:
@@ -23,8 +25,8 @@ class GradientSums:
 
     @classmethod
     def of(cls, parameters: Iterable[nn.Parameter]) -> GradientSums | None:
-        """Sums for the parameters in 16 bits; None where there are none."""
-        halves = [p for p in parameters if p.requires_grad and p.dtype.itemsize == 2]
+        """Sums for the parameters with gradients in 16 bits; None where there are none."""
+        halves = [p for p in parameters if p.requires_grad and stored_format(p).itemsize == 2]
         return cls(halves) if halves else None
 
     @torch.no_grad()
@@ -41,7 +43,7 @@ class GradientSums:
             self._round(parameter)
 
     def _round(self, parameter: Tensor) -> None:
-        parameter.grad = self.sums.pop(parameter).to(parameter.dtype)
+        parameter.grad = self.sums.pop(parameter).to(stored_format(parameter))
 
     def finish(self) -> None:
         """Round the sums of parameters without a gradient in the last pass."""

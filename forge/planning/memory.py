@@ -124,6 +124,7 @@ class _OfRank:
         self.config, self.model, self.share = config, model, share
         parallel, precision = config.parallel, config.precision
         self.width, self.weight = BYTES[precision.mixed_precision], BYTES[precision.param_dtype]
+        self.gradient = BYTES[precision.stored_gradients]
         several = parallel.fsdp * parallel.dp_replicate * parallel.tp * parallel.pp > 1
         self.fsdp = several or config.one_rank_has_fsdp
         self.activations = Activations(config, model)
@@ -131,11 +132,11 @@ class _OfRank:
         passes = max(config.train.grad_accum_steps, self.activations.microbatches)
         self.several_passes = passes > 1
         # On one rank gradients may keep the format backward gives: `forge.parallel.apply`.
-        same_dtype = precision.param_dtype == precision.mixed_precision
+        same_dtype = precision.stored_gradients == precision.mixed_precision
         unchanged = same_dtype and not (several or self.several_passes)
         reduced = "bf16" if several and precision.reduces_in_bf16 else "fp32"
-        self.unreduced_kind = precision.param_dtype if unchanged else reduced
-        self.gradients = f"gradients ({precision.param_dtype})"
+        self.unreduced_kind = precision.stored_gradients if unchanged else reduced
+        self.gradients = f"gradients ({precision.stored_gradients})"
 
     def memory(self) -> Memory:
         config, parallel = self.config, self.config.parallel
@@ -200,7 +201,7 @@ class _OfRank:
         if not self.several_passes:
             return {}
         at_end = config.parallel.pp > 1 or config.parallel.reduce_gradients == "step"
-        if at_end and (self.fsdp or config.precision.weights_in_16_bits):
+        if at_end and (self.fsdp or self.gradient < FP32):
             trained = self._trained()
             return {"unreduced gradients (fp32)": FP32 * trained.parameters}
         return {self.gradients: self.whole}
@@ -244,7 +245,7 @@ class _OfRank:
             parts["gathered weights"] = self._gathered("block")
         gradients = self._gradients_of(block, before, arriving=block)
         shards = max(self.config.parallel.fsdp, 1)
-        present = before.get(self.gradients, 0) + self.weight * -(-(outside + block) // shards)
+        present = before.get(self.gradients, 0) + self.gradient * -(-(outside + block) // shards)
         return parts | gradients | {self.gradients: min(self.whole, present)}
 
     def _backward_ends(self, before: Mapping[str, int]) -> dict[str, int]:
@@ -265,7 +266,7 @@ class _OfRank:
             missing += experts // max(self.config.parallel.efsdp, 1)
         else:
             missing += trained.block // 2
-        present = whole - min(self.weight * missing, whole)
+        present = whole - min(self.gradient * missing, whole)
         in_block = sum(parts.values())
         if present + in_block < whole:  # the gradients of all need more than any block
             return {self.gradients: whole}
@@ -281,7 +282,7 @@ class _OfRank:
         shards = max(self.config.parallel.fsdp, 1)
         parts = dict(before)
         parts[self.gradients] = min(
-            self.whole, before.get(self.gradients, 0) + self.weight * -(-values // shards)
+            self.whole, before.get(self.gradients, 0) + self.gradient * -(-values // shards)
         )
         if self.fsdp:
             kind = self.unreduced_kind

@@ -52,6 +52,7 @@ IN_FP32: dict[str, Any] = {
     "param_dtype": "fp32",
     "master_weights": False,
     "stochastic_rounding": False,
+    "grad_dtype": "fp32",
 }
 """Options of `precision` under which every number is in fp32."""
 

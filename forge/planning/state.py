@@ -21,8 +21,9 @@ def state_of(config: Config, model: Decoder, share: Share, fsdp: bool) -> dict[s
     """Bytes by part, each in full. fsdp: whether FSDP holds the weights."""
     precision, parallel, adapter = config.precision, config.parallel, config.adapter
     weight, kind = BYTES[precision.param_dtype], precision.param_dtype
+    gradient, stored = BYTES[precision.stored_gradients], precision.stored_gradients
     sharded = 0 if parallel.cpu_offload and fsdp else share.sharded(parallel)
-    parts = {f"weights ({kind})": weight * sharded, f"gradients ({kind})": weight * sharded}
+    parts = {f"weights ({kind})": weight * sharded, f"gradients ({stored})": gradient * sharded}
     if precision.master_weights:
         parts["fp32 masters"] = FP32 * sharded
     parts |= _of_optimizer(config, model, share, sharded > 0)
@@ -49,15 +50,15 @@ def _of_optimizer(config: Config, model: Decoder, share: Share, here: bool) -> d
 
     parts = _mean_of_weights(config, model, share, here)
     precision, parallel = config.precision, config.parallel
-    weight, shards = BYTES[precision.param_dtype], max(parallel.fsdp, 1)
+    gradient, shards = BYTES[precision.stored_gradients], max(parallel.fsdp, 1)
     if config.train.optimizer_in_backward and here:  # gradients of a block, a table or the head
         at_once = max(share.two_blocks // 2, share.outside_at_once)
-        parts[f"gradients ({precision.param_dtype})"] = weight * -(-at_once // shards)
+        parts[f"gradients ({precision.stored_gradients})"] = gradient * -(-at_once // shards)
     if some_frozen:
         trained_share = of_trained(config, model, share)
-        count, kind = trained_share.sharded(parallel) * here, precision.param_dtype
+        count, kind = trained_share.sharded(parallel) * here, precision.stored_gradients
         if f"gradients ({kind})" not in parts:
-            parts[f"gradients ({kind})"] = weight * count
+            parts[f"gradients ({kind})"] = gradient * count
         if precision.master_weights:
             parts["fp32 masters"] = FP32 * count
     by_name = optimizer.groups or some_frozen

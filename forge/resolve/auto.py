@@ -79,7 +79,8 @@ def memory_for_time(config: Config, parallel: Parallel, world: World) -> Iterato
     gradients that are reduced once a step.
     """
     alone = world.size == 1 and not config.one_rank_has_fsdp
-    adds_in_place = alone and not config.precision.any_16_bits
+    precision = config.precision
+    adds_in_place = alone and not (precision.any_16_bits or precision.gradients_in_bf16)
     pipelined = f"parallel.pp={parallel.pp}" if parallel.pp > 1 else ""
     if parallel.reshard_after_forward == "auto":
         fits, why = True, pipelined

@@ -17,6 +17,11 @@ def in_16_bits(parameter: Tensor) -> bool:
     return parameter.dtype.itemsize == 2
 
 
+def stored_format(parameter: Tensor) -> torch.dtype:
+    """The format in which a parameter stores gradients; see `precision.grad_dtype`."""
+    return parameter.grad_dtype or parameter.dtype  # type: ignore[attr-defined]
+
+
 def wide_dtype(parameter: Tensor) -> torch.dtype:
     """The format for computing the update of a parameter: fp32 or wider."""
     return torch.promote_types(parameter.dtype, torch.float32)

@@ -27,6 +27,7 @@ from forge.objectives.objective import Objective
 from forge.objectives.value_head import add_value_head
 from forge.optim.groups import freeze
 from forge.parallel.apply import apply
+from forge.parallel.fsdp_private import store_gradients
 from forge.parallel.mesh import make_mesh
 from forge.parallel.modules import FORMATS, HALF
 from forge.parallel.ranks import Ranks
@@ -71,6 +72,8 @@ def build_model(
 
     masters = trained and bool(config.precision.master_weights)
     model = apply(make, config, ranks.mesh, device, adapter=adapter, filled=filled, masters=masters)
+    if trained and config.precision.gradients_in_bf16:
+        store_gradients(model, torch.bfloat16)
     if filled:
         adapter.begin(model)
     return model

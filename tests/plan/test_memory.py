@@ -117,6 +117,7 @@ STOCHASTIC = f"{BF16_WEIGHTS} precision.stochastic_rounding=true"
     [
         ("", "adamw"),
         ("", "adamw optimizer.mu_dtype=bf16 optimizer.nu_dtype=bf16"),
+        ("precision.grad_dtype=bf16", "adamw"),
         (BF16_WEIGHTS, "adamw optimizer.mu_dtype=bf16 optimizer.nu_dtype=bf16"),
         (STOCHASTIC, "adamw optimizer.mu_dtype=bf16 optimizer.nu_dtype=bf16"),
         (STOCHASTIC, "adamw_low_bit"),
@@ -140,12 +141,12 @@ def test_weights_gradients_and_optimizer_state_are_exact(
         made = build_optimizer(chosen, model)
         model(torch.zeros(1, 4, dtype=torch.int64)).sum().backward()
         made.step()
-        parts, kind = memory_of(chosen).state, chosen.precision.param_dtype
+        parts, precision = memory_of(chosen).state, chosen.precision
         model.train()  # frees what is gathered
         parameters = list(model.parameters())
-        assert parts[f"weights ({kind})"] == bytes_of(parameters)
+        assert parts[f"weights ({precision.param_dtype})"] == bytes_of(parameters)
         gradients = [p.grad for p in parameters if p.grad is not None]
-        assert parts[f"gradients ({kind})"] == bytes_of(gradients)
+        assert parts[f"gradients ({precision.stored_gradients})"] == bytes_of(gradients)
         masters = [p.master for p in parameters if hasattr(p, "master")]
         assert parts.get("fp32 masters", 0) == bytes_of(masters)
         moments = [v for state in made.state.values() for key, v in state.items() if key != "step"]

@@ -116,6 +116,22 @@ def test_weights_in_16_bits_have_half_the_bytes_and_their_gradients_too():
     assert parts(*adamw, "optimizer.freeze_parameters=[embedding]")["fp32 masters"] < 4 * ALL
 
 
+def test_gradients_in_bf16_of_weights_in_fp32_have_half_the_bytes():
+    """Counted by hand; sums over micro-batches are there in fp32, or in bf16 if each is reduced."""
+    adamw = ("optimizer=adamw", "precision.grad_dtype=bf16")
+    one = parts(*adamw)
+    assert (one["weights (fp32)"], one["gradients (bf16)"]) == (4 * ALL, 2 * ALL)
+    assert one["optimizer state"] == 8 * ALL
+    assert parts(*adamw, "parallel.dp_shard=2")["gradients (bf16)"] == ALL
+    several = (*adamw, "train.grad_accum_steps=4")
+    summed = parts(*several, "parallel.reduce_gradients=step")
+    assert summed[UNREDUCED] == 4 * ALL
+    each = parts(*several, "parallel.reduce_gradients=micro_batch")
+    assert UNREDUCED not in each
+    inside = parts(*adamw, "train.optimizer_in_backward=true", "train.grad_clip_norm=0")
+    assert inside["gradients (bf16)"] == 2 * (MATRICES + NORMS) // 4
+
+
 def test_offloaded_state_is_here_for_two_parameters_and_gradients_in_backward_for_a_block():
     adamw = ("optimizer=adamw", "precision.param_dtype=bf16", "parallel.dp_shard=2")
     there = parts(*adamw, "parallel.offload_optimizer=true")

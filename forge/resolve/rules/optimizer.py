@@ -71,6 +71,18 @@ def updates_in_16_bits(config: Config, optimizer: Optimizer) -> Findings:
             yield "precision.param_dtype", message, hint
 
 
+@rule("optimizer.bf16_gradients", "optimizer", "precision.grad_dtype", GROUPS)
+def reads_bf16_gradients(config: Config, optimizer: Optimizer) -> Findings:
+    """An optimizer of fp32 weights computes in fp32 with bf16 gradients, as forge's own do."""
+    if not config.precision.gradients_in_bf16:
+        return
+    for group in param_groups.groups(config).values():
+        target = group.section._target_
+        if not target.startswith("forge.optim."):
+            message = f"{target} would refuse gradients of another format, or add up in bf16."
+            yield "precision.grad_dtype", message, "precision.grad_dtype=fp32"
+
+
 @rule(
     "train.optimizer_in_backward",
     "train.optimizer_in_backward",

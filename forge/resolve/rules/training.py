@@ -233,6 +233,16 @@ def weights_in_16_bits(precision: Precision, run: Run) -> Findings:
         yield "precision.param_dtype", "FSDP does not run with run.device=mps.", hint
 
 
+@rule("precision.grad_dtype", "precision.grad_dtype", "precision.mixed_precision")
+def scaled_gradients(precision: Precision) -> Findings:
+    """Gradients stored in bf16 are of products in bf16 or fp32: fp16 scales losses for gradients in
+    fp32.
+    """
+    if precision.gradients_in_bf16 and precision.mixed_precision == "fp16":
+        hint = "precision.mixed_precision=bf16"
+        yield "precision.grad_dtype", f"precision.grad_dtype=fp32, or {hint}"
+
+
 @rule("precision.stochastic_rounding", "precision.param_dtype", "precision.master_weights")
 def one_way_of_rounding(precision: Precision) -> Findings:
     """Weights are rounded stochastically, or from masters that lose nothing; not both."""

@@ -78,6 +78,7 @@ def nccl_of_gpus(fault_tolerance: FaultTolerance, run: Run) -> Findings:
     "parallel.cpu_offload",
     "parallel.offload_optimizer",
     "precision.param_dtype",
+    "precision.grad_dtype",
     "precision.mixed_precision",
     "train.optimizer_in_backward",
     "train.skip_step_on_spikes",
@@ -116,6 +117,7 @@ def _others(config: Config) -> Iterator[tuple[str, bool, str]]:
     fp16 = precision.mixed_precision == "fp16"
     yield "diloco.enabled", config.diloco.enabled, "diloco=off"
     yield "precision.param_dtype", precision.weights_in_16_bits, "precision.param_dtype=fp32"
+    yield "precision.grad_dtype", precision.gradients_in_bf16, "precision.grad_dtype=fp32"
     yield "precision.mixed_precision", fp16, "precision.mixed_precision=bf16"
     yield "run.elastic", bool(config.run.elastic), "run.elastic=null"
     yield "optimizer", state in OTHER_STATE, "optimizer=adamw"

@@ -156,6 +156,7 @@ class Parallel(Section):
         "computed; 1 = whole",
         ge=1,
         acts_when=EP,
+        idle=1,
     )
     nccl_timeout_sec: int = opt(
         1800,

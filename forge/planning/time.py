@@ -187,7 +187,13 @@ class _OfRank:
         ahead = passes * objective.rows_ahead / objective.rows
         self.parts["read ahead"] += ahead * (forward.all + head.forward.all)
         self.parts["offload"] += passes * self._beside(moved, self.forward, 2)
-        launch = [number * launch_seconds for launch_seconds in known.LAUNCH[self.compute.mode]]
+        more = (self.config.parallel.ep_overlap_degree - 1) * self._mixtures()
+        launch = [
+            number * of_block + more * of_part
+            for of_block, of_part in zip(
+                known.LAUNCH[self.compute.mode], known.PART_LAUNCH, strict=True
+            )
+        ]
         late = max(launch[0] - self.forward, 0) + max(launch[1] - self.backward, 0)
         self.parts["launches"] += passes * late
 
@@ -226,9 +232,9 @@ class _OfRank:
                 self.parts[sent.technique] += took
                 waited += 0.0 if sent.name == TIED or sent.technique == "all" else took
         if self._host_waits():
-            moe = sum(number for kind, number in self.kinds.items() if kind.moe)
-            self.parts["ep"] += self.passes * moe * known.HOST_WAIT
-            waited += self.passes * moe * known.HOST_WAIT
+            host = self.passes * self._mixtures() * known.HOST_WAIT
+            self.parts["ep"] += host
+            waited += host
         per_pass = waited / self.passes
         self.forward, self.backward = self.forward + per_pass / 3, self.backward + per_pass * 2 / 3
         idle = bubble(self.config.parallel, self.passes) if self.config.parallel.pp > 1 else 0.0
@@ -256,6 +262,10 @@ class _OfRank:
         products = share * sum(self.kinds[kind] * seconds for kind, seconds in experts.items())
         ends, beside = took / parts, took * (parts - 1) / parts / self.passes
         return ends + self._beside(beside, products * (parts - 1) / parts, self.passes)
+
+    def _mixtures(self) -> int:
+        """Number of layers with experts."""
+        return sum(number for kind, number in self.kinds.items() if kind.moe)
 
     def _host_waits(self) -> bool:
         """Whether the host waits for the number of rows of each rank's experts."""

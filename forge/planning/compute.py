@@ -126,19 +126,20 @@ class Compute:
         """
         parallel = self.config.parallel
         shape = one.on_rank(parallel.tp, parallel.ep)
-        number, rows = 1, self.tokens
+        number, rows, parts = 1, self.tokens, 1
         if one.of_experts:  # a rank computes as many rows as it sends: experts are balanced
-            number = shape[0] * parallel.ep_overlap_degree
-            rows = self.tokens * one.met[0] / number
+            number, parts = shape[0], parallel.ep_overlap_degree
+            rows = self.tokens * one.met[0] / number / parts
             shape = shape[1:]
         outputs, inputs = shape[0], prod(shape[1:])
         format, of_weights = self._formats(one)
-        forward = self._product(rows, outputs, inputs, number, format)
-        of_input = self._product(rows, inputs, outputs, number, format)
+        forward = parts * self._product(rows, outputs, inputs, number, format)
+        of_input = parts * self._product(rows, inputs, outputs, number, format)
         tied = one.role == HEAD and self.model.tie_embeddings
         if not self.is_trained("embedding.weight" if tied else one.name):
             return forward, of_input
-        return forward, of_input + self._product(outputs, inputs, rows, number, of_weights)
+        of_weight = parts * self._product(outputs, inputs, rows, number, of_weights)
+        return forward, of_input + of_weight
 
     def _formats(self, one: TensorSpec) -> tuple[str, str]:
         """Formats of a tensor's products: forward and input gradient, and weight gradient."""

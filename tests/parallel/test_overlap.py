@@ -32,10 +32,11 @@ class Order(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         space, _, name = str(func.overloadpacket).partition(".")
-        if space == "_c10d_functional" and name == "wait_tensor":
+        if name == "wait_tensor" and args[0].data_ptr() in self.begun:
             self.acts.append(f"wait {self.begun[args[0].data_ptr()][0]}")
         result = func(*args, **(kwargs or {}))
-        if space == "_c10d_functional" and name in EXCHANGES:
+        # A gather of one rank is no traffic.
+        if space == "_c10d_functional" and name in EXCHANGES and 1 not in args[1:2]:
             number = sum(act.startswith("begin") for act in self.acts)
             # held, so that no later result has the same address
             self.begun[result.data_ptr()] = number, result

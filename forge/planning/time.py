@@ -4,7 +4,8 @@ collectives, and overlap of both. docs/planning.md states the model and its erro
 Overlap: FSDP's gathers and reductions run beside the products of blocks, forward and backward, but
 for the first and the last block. Keys of a ring go beside attention, but for the last way of their
 gradients. With parallel.ep_overlap_degree parts of experts' rows go beside products of other parts,
-but for the first way there and the last way back. All other collectives wait: tp, cp, ep, and messages of a pipeline.
+but for the first way there and the last way back. All other collectives wait: tp, cp, ep, and
+messages of a pipeline.
 """
 
 from __future__ import annotations

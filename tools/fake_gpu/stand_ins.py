@@ -154,7 +154,7 @@ def _name_reports() -> None:
 
 
 @contextlib.contextmanager
-def _reading(values: list[list[int]]) -> Iterator[None]:
+def _reading(values: list[Any]) -> Iterator[None]:
     """Let Tensor.tolist wait as ever, and return `values`."""
     read = Tensor.tolist
 

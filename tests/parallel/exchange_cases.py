@@ -97,7 +97,7 @@ moe: ep2, gathered in 2 parts, capacity | ep=2 gathered overlap | moe, capacity
 moe: ep2, gathered in 2 parts, full recompute | ep=2 gathered overlap recompute=full | moe
 moe: ep2, gathered in 2 parts, selective recompute | ep=2 gathered overlap recompute=selective | moe
 moe: ep2, gathered in 2 parts, compiled | ep=2 gathered overlap compiled | moe
-moe: ep2, gathered in 2 parts, one kernel | ep=2 gathered overlap model.moe.kernel=auto | moe, gpt-oss
+moe: ep2, gathered in 2 parts, kernel | ep=2 gathered overlap model.moe.kernel=auto | moe, gpt-oss
 moe: ep2 x tp2, gathered in 2 parts | ep=2 tp=2 gathered overlap | moe
 moe: ep2 x cp2, gathered in 2 parts | ep=2 cp=2 gathered overlap | moe
 moe: pp2 x ep2, gathered in 2 parts | pp2 ep=2 batch=4 gathered overlap | moe

@@ -24,6 +24,7 @@ from bf16_cases import (  # noqa: E402  # pyright: ignore[reportMissingImports]
 )
 from exchange_cases import (  # noqa: E402  # pyright: ignore[reportMissingImports]
     GATHERED_CASES,
+    OVERLAPPED_CASES,
     REGATHERED_CASES,
     RING_CASES,
 )
@@ -140,9 +141,10 @@ def main() -> int:
     parts = {"Dense models": [*CASES, *REGATHERED_CASES], "Rings": RING_CASES}
     parts |= {"Hybrids and further tokens": HYBRID_CASES, "Adapters": ADAPTER_CASES}
     parts |= {"Mixtures of experts": MOE_CASES, "Experts that gather tokens": GATHERED_CASES}
+    parts["Experts in parts"] = OVERLAPPED_CASES
     for title, cases in parts.items():
         print(f"\n## {title}\n")
-        if cases in (MOE_CASES, GATHERED_CASES):
+        if cases in (MOE_CASES, GATHERED_CASES, OVERLAPPED_CASES):
             print(
                 "Of these every token goes to the same experts too, and selection biases are equal"
                 " to the bit.\n"

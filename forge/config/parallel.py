@@ -150,6 +150,14 @@ class Parallel(Section):
         ge=0,
         acts_when=EP_ALL_GATHER,
     )
+    ep_overlap_degree: int = opt(
+        1,
+        "parts of a layer's rows in training: a part travels to experts and back while another is "
+        "computed; 1 = whole",
+        ge=1,
+        acts_when=EP,
+        idle=1,
+    )
     nccl_timeout_sec: int = opt(
         1800,
         "timeout of collectives until the first step, and of host collectives always, in seconds",

@@ -92,6 +92,12 @@ class Experts(nn.Module):
 
         return self.expert(x, product)
 
+    def with_weights(self, run: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """Return run(*inputs), which may run the experts several times: weights that lie on several
+        ranks are gathered once.
+        """
+        return run(*inputs)
+
     def multiply(self, x: Tensor, counts: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         """The function that multiplies rows, as in `forward`, by weights [experts, out, in]."""
         if not self._grouped(x):

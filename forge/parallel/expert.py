@@ -13,7 +13,7 @@ of rows is needed on the CPU: the host never waits for the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,8 +37,12 @@ from forge.parallel.collectives import (
 )
 from forge.parallel.mesh import Mesh
 from forge.parallel.modules import mix_in_each
+from forge.parallel.overlap.expert_parts import RowsInParts, TokensInParts
 from forge.parallel.placed_parameters import added_once, place_parameter
 from forge.tensors.local import local
+
+Run = Callable[[Tensor, Tensor], Tensor]
+"""Experts: rows [n, dim], sorted by expert, and the numbers of rows of each -> [n, dim]."""
 
 
 def spread_experts(model: Any, mesh: Mesh, table: Iterable[TensorSpec] | None = None) -> None:
@@ -63,15 +67,24 @@ def spread_experts(model: Any, mesh: Mesh, table: Iterable[TensorSpec] | None = 
         elif tp > 1 and cut is None:
             see = partial(_used_apart, cuts)
         place_parameter(model.get_submodule(layer), name, over, cuts, see)
-    if ep > 1 and mesh.parallel.ep_method == "all_gather":
-        factor = mesh.parallel.ep_rows_factor
-        group = mesh.axes.get_group("ep")
-        mix_in_each(model, {MoE: OverGatheredTokens}, over_ep=group, rows_factor=factor)
+    if ep > 1:
+        _exchange(model, mesh)
+
+
+def _exchange(model: Any, mesh: Mesh) -> None:
+    """Have mixtures exchange rows or gather tokens, as the layout says."""
+    layout, group = mesh.parallel, mesh.axes.get_group("ep")
+    parts, options = layout.ep_overlap_degree, dict[str, Any](over_ep=group)
+    mixins: tuple[type, type] = (OverRanks, OverRanksInParts)
+    if layout.gathers_tokens:
+        mixins = (OverGatheredTokens, OverGatheredTokensInParts)
+        options["rows_factor"] = layout.ep_rows_factor
         for module in model.modules():
             if isinstance(module, Experts):
                 module.partly_filled = True
-    elif ep > 1:
-        mix_in_each(model, {MoE: OverRanks}, over_ep=mesh.axes.get_group("ep"))
+    if parts > 1:
+        options["overlap_degree"] = parts
+    mix_in_each(model, {MoE: mixins[parts > 1]}, **options)
 
 
 def _used_apart(cuts: Sequence[Placement], parameter: DTensor) -> Tensor:
@@ -91,14 +104,22 @@ class OverRanks:
         # The only wait for the device: sizes of an all-to-all are numbers on the CPU.
         send, receive = torch.stack((of_ranks.sum(1), come.sum(1))).tolist()
         x = exchange_rows(x, send, receive, self.over_ep)
-        expert = torch.arange(come.shape[1], device=x.device).repeat(self.over_ep.size())
+        y = self.run_received(x, come, super().run_experts)  # type: ignore[misc]
+        return exchange_rows(y, receive, send, self.over_ep)
+
+    def run_received(self, x: Tensor, come: Tensor, run: Run) -> Tensor:
+        """Run this rank's experts on x: [n, dim], sorted by rank, then by expert.
+
+        come: [rank, own expert], numbers of rows.
+        """
+        expert = torch.arange(come.shape[1], device=x.device).repeat(len(come))
         expert = expert.repeat_interleave(come.flatten(), output_size=len(x))
         # Stable: rows of an expert stay in the order of ranks, so results do not vary.
         by_expert = expert.argsort(stable=True)
         indices = torch.arange(len(x), device=x.device)
         back = torch.empty_like(by_expert).scatter_(0, by_expert, indices)
-        y = super().run_experts(rearrange(x, by_expert, back), come.sum(0))  # type: ignore[misc]
-        return exchange_rows(rearrange(y, back, by_expert), receive, send, self.over_ep)
+        y = run(rearrange(x, by_expert, back), come.sum(0))
+        return rearrange(y, back, by_expert)
 
     def run_equal(self, x: Tensor) -> Tensor:
         """x: [experts, rows, dim] -> [experts, rows, dim]; every rank has as many rows."""
@@ -121,29 +142,61 @@ class OverGatheredTokens(OverRanks):
         moe: Any = self
         if rows is not None or not (moe.training and torch.is_grad_enabled()):
             return super().mix(x, routed, found, rows)  # type: ignore[misc]
-        section, group, (tokens, top_k) = moe.section, self.over_ep, routed.experts.shape
-        experts = section.num_experts // group.size()
-        all_x, weights = gather(x, 0, group), gather(routed.weights, 0, group)
-        chosen = gather(routed.experts.to(torch.int32), 0, group).flatten()
-        most = group.size() * tokens * min(top_k, experts)
-        even = math.ceil(self.rows_factor * tokens * top_k)
+        group, factor = self.over_ep, None
+        routing = [gather(routed.weights, 0, group)]
+        routing.append(gather(routed.experts.to(torch.int32), 0, group))
+        if moe.section.gradient_scale:
+            factor = moe.gradient_factor(found, None)[found.place].view_as(routed.weights)
+            routing.append(gather(factor.to(routed.weights.dtype), 0, group))
+        return self.mix_gathered(x, tuple(routing))
+
+    def mix_gathered(self, x: Tensor, routing: tuple[Tensor, ...]) -> Tensor:
+        """Sum the outputs of the experts of each token: [tokens, dim] of this rank, the same.
+
+        routing: as in `outputs_here`.
+        """
+        moe: Any = self
+        y = self.outputs_here(gather(x, 0, self.over_ep), routing, moe.experts)
+        return scatter_sum(y, 0, self.over_ep)
+
+    def outputs_here(self, x: Tensor, routing: Sequence[Tensor], run: Run) -> Tensor:
+        """Sum the weighted outputs of this rank's experts, for x: [tokens, dim] of all ranks.
+
+        routing: weights, experts and where gradients are scaled their factors, [tokens, top_k].
+        run: the experts.
+        """
+        moe: Any = self
+        section, ranks, (weights, chosen, *factors) = moe.section, self.over_ep.size(), routing
+        experts, (tokens, top_k) = section.num_experts // ranks, chosen.shape
+        most = tokens * min(top_k, experts)
+        even = math.ceil(self.rows_factor * (tokens // ranks) * top_k)
         room, counts, too_many = place_chosen(
-            chosen - group.rank() * experts, experts, min(even, most) if even else most
+            chosen.flatten() - self.over_ep.rank() * experts,
+            experts,
+            min(even, most) if even else most,
         )
-        entering = copy_to_rows(all_x, room, top_k)
+        entering = copy_to_rows(x, room, top_k)
         of_rows = fill_rows(weights.reshape(-1, 1), room)
         if section.score_on_input:
             entering = (entering * of_rows).to(x.dtype)
-        factor = None
-        if section.gradient_scale:
-            factor = moe.gradient_factor(found, None)[found.place]
-            factor = gather(factor.to(weights.dtype), 0, group)[room.source]
+        factor = factors[0].flatten()[room.source] if factors else None
+        if factor is not None:
             entering = scale_gradient(entering, 1 / factor)
-        y = moe.experts(entering, counts)
+        y = run(entering, counts)
         y = y if factor is None else scale_gradient(y, factor)
         y = y if section.score_on_input else y * of_rows
-        y = sum_of_rows(y, room, top_k).to(x.dtype).masked_fill(too_many, torch.nan)
-        return scatter_sum(y, 0, group)
+        return sum_of_rows(y, room, top_k).to(x.dtype).masked_fill(too_many, torch.nan)
+
+
+class OverRanksInParts(RowsInParts, OverRanks):
+    """Mixin of a mixture of experts: rows are exchanged in parts, beside the experts."""
+
+
+class OverGatheredTokensInParts(TokensInParts, OverGatheredTokens, OverRanksInParts):
+    """Mixin of a mixture of experts: tokens are gathered in parts, beside the experts.
+
+    With a capacity rows are exchanged, in parts too.
+    """
 
 
 def place_chosen(chosen: Tensor, experts: int, rows: int) -> tuple[Room, Tensor, Tensor]:

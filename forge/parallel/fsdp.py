@@ -29,6 +29,9 @@ from forge.parallel.mesh import Mesh
 from forge.parallel.modules import blocks_of, mix_in
 from forge.tensors.local import local
 
+ENTRIES = ("equal", "with_weights")
+"""Methods of experts, beside forward, that read weights."""
+
 
 @integers()
 @groups_made_once()
@@ -66,7 +69,8 @@ def shard(
         if mesh.parallel.ep > 1:
             for layer in [module for module in block.modules() if isinstance(module, Experts)]:
                 fully_shard(layer, mesh=mesh.experts_fsdp, shard_placement_fn=of_experts, **freed)
-                register_fsdp_forward_method(layer, "equal")
+                for method in ENTRIES:
+                    register_fsdp_forward_method(layer, method)
                 groups[-1].append(layer)
         fully_shard(block, mesh=mesh.fsdp, shard_placement_fn=of_block, **freed)
     shard_memories(model, mesh, freed)
@@ -110,7 +114,8 @@ def further_groups(
         for layer in [part for part in module.modules() if isinstance(part, Experts)]:
             if mesh.parallel.ep > 1:
                 fully_shard(layer, mesh=mesh.experts_fsdp, shard_placement_fn=of_experts, **freed)
-                register_fsdp_forward_method(layer, "equal")
+                for method in ENTRIES:
+                    register_fsdp_forward_method(layer, method)
                 groups[-1].append(layer)
         fully_shard(module, mesh=mesh.fsdp, shard_placement_fn=of_block, **freed)
     return groups

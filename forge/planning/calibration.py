@@ -53,6 +53,10 @@ LAUNCH = {"compiled": (150e-6, 250e-6), "eager": (500e-6, 700e-6)}
 """Seconds of Python and the driver to start a block, forward and backward: a few dozen or a hundred
 kernels of 5 us. A faster GPU waits. A guess.
 """
+PART_LAUNCH = (140e-6, 220e-6)
+"""Seconds to start one more part of a layer's experts, forward and backward: 73 launches on the
+fake GPU (ep8_overlap of tools/fake_gpu/cases.txt beside ep8), of 5 us.
+"""
 HOST_WAIT = 30e-6
 """Seconds of a rank's wait for each exchange of token counts between experts. A guess."""
 

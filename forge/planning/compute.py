@@ -77,11 +77,7 @@ class Compute:
 
     def block(self, kind: Kind) -> Pass:
         """Seconds of one block of a kind."""
-        # Take a middle block: quantization may leave out the first and the last.
-        tensors = list(within(f"blocks.{self.model.n_layers // 2}", self.model.block_tensors(kind)))
-        added = self.config.adapter.added(tensors)
-        every = [*tensors, *(tensor for tensor in added if not is_taken(tensor.name))]
-        products = [self._of_tensor(tensor) for tensor in every if tensor.multiplied]
+        products = [self._of_tensor(tensor) for tensor in self._multiplied(kind)]
         forward_scores, backward_scores = self._attention(kind)
         memory = self._memory(kind)
         forward = Seconds(
@@ -91,6 +87,10 @@ class Compute:
             products=sum(b for _, b in products), attention=backward_scores, memory=0.6 * memory
         )
         return Pass(forward=forward, backward=backward)
+
+    def experts(self, kind: Kind) -> float:
+        """Seconds of the products of a block's experts, forward and backward."""
+        return sum(sum(self._of_tensor(t)) for t in self._multiplied(kind) if t.of_experts)
 
     def head(self) -> Pass:
         """Seconds of the output head and the loss."""
@@ -112,25 +112,34 @@ class Compute:
         """Memory bandwidth of elementwise kernels, in bytes a second."""
         return known.STREAM * self.device.bandwidth
 
+    def _multiplied(self, kind: Kind) -> list[TensorSpec]:
+        """The tensors of a block, and of adapters beside, that products are made with."""
+        # Take a middle block: quantization may leave out the first and the last.
+        tensors = list(within(f"blocks.{self.model.n_layers // 2}", self.model.block_tensors(kind)))
+        added = self.config.adapter.added(tensors)
+        every = [*tensors, *(tensor for tensor in added if not is_taken(tensor.name))]
+        return [tensor for tensor in every if tensor.multiplied]
+
     def _of_tensor(self, one: TensorSpec) -> tuple[float, float]:
         """Seconds of the product with a weight, and of its backward pass: the gradient of the
         input, and of the weight if trained.
         """
         parallel = self.config.parallel
         shape = one.on_rank(parallel.tp, parallel.ep)
-        number, rows = 1, self.tokens
+        number, rows, parts = 1, self.tokens, 1
         if one.of_experts:  # a rank computes as many rows as it sends: experts are balanced
-            number = shape[0]
-            rows = self.tokens * one.met[0] / number
+            number, parts = shape[0], parallel.ep_overlap_degree
+            rows = self.tokens * one.met[0] / number / parts
             shape = shape[1:]
         outputs, inputs = shape[0], prod(shape[1:])
         format, of_weights = self._formats(one)
-        forward = self._product(rows, outputs, inputs, number, format)
-        of_input = self._product(rows, inputs, outputs, number, format)
+        forward = parts * self._product(rows, outputs, inputs, number, format)
+        of_input = parts * self._product(rows, inputs, outputs, number, format)
         tied = one.role == HEAD and self.model.tie_embeddings
         if not self.is_trained("embedding.weight" if tied else one.name):
             return forward, of_input
-        return forward, of_input + self._product(outputs, inputs, rows, number, of_weights)
+        of_weight = parts * self._product(outputs, inputs, rows, number, of_weights)
+        return forward, of_input + of_weight
 
     def _formats(self, one: TensorSpec) -> tuple[str, str]:
         """Formats of a tensor's products: forward and input gradient, and weight gradient."""

@@ -29,11 +29,11 @@ def gathered_bytes(
     """Yield for a layer (name, bytes of all ranks for a token of a rank, collectives of a forward
     pass, and of a backward pass).
     """
-    moe, ranks = model.moe, config.parallel.ep
-    hidden = ranks * width * model.dim
+    moe, ranks, parts = model.moe, config.parallel.ep, config.parallel.ep_overlap_degree
+    hidden = ranks * width * model.dim / parts
     weights = ranks * moe.top_k * (FP32 if moe.float32_gate_logits else width)
-    yield "ep: all-gather of tokens", hidden, 1, 1
-    yield "ep: reduce-scatter of outputs", hidden, 1, 1
+    yield "ep: all-gather of tokens", hidden, parts, parts
+    yield "ep: reduce-scatter of outputs", hidden, parts, parts
     yield "ep: all-gather of choices", ranks * moe.top_k * INT32, 1, 0
     yield "ep: all-gather of choices", weights, 1, 0
     yield "ep: reduce-scatter of their gradients", weights, 0, 1

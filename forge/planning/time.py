@@ -3,7 +3,9 @@ collectives, and overlap of both. docs/planning.md states the model and its erro
 
 Overlap: FSDP's gathers and reductions run beside the products of blocks, forward and backward, but
 for the first and the last block. Keys of a ring go beside attention, but for the last way of their
-gradients. All other collectives wait: tp, cp, ep, and messages of a pipeline.
+gradients. With parallel.ep_overlap_degree parts of experts' rows go beside products of other parts,
+but for the first way there and the last way back. All other collectives wait: tp, cp, ep, and
+messages of a pipeline.
 """
 
 from __future__ import annotations
@@ -30,6 +32,11 @@ from forge.planning.world import World, ranks_per_node
 GATHER, SCATTER = "fsdp: all-gather of weights", "fsdp: reduce-scatter of gradients"
 REPLICAS = "hsdp: all-reduce of gradients"
 RING = "cp: all-to-all of a ring"
+OF_ROWS = (
+    "ep: all-to-all of tokens",
+    "ep: all-gather of tokens",
+    "ep: reduce-scatter of outputs",
+)
 TIED = "pp: gradient of the tied table"
 OVER_TOKENS = ("tp: all-gather of hidden states", "tp: reduce-scatter of hidden states")
 WAITED = ("tp", "loss", "cp", "ep", "moe", "pp", "all")
@@ -181,7 +188,13 @@ class _OfRank:
         ahead = passes * objective.rows_ahead / objective.rows
         self.parts["read ahead"] += ahead * (forward.all + head.forward.all)
         self.parts["offload"] += passes * self._beside(moved, self.forward, 2)
-        launch = [number * launch_seconds for launch_seconds in known.LAUNCH[self.compute.mode]]
+        more = (self.config.parallel.ep_overlap_degree - 1) * self._mixtures()
+        launch = [
+            number * of_block + more * of_part
+            for of_block, of_part in zip(
+                known.LAUNCH[self.compute.mode], known.PART_LAUNCH, strict=True
+            )
+        ]
         late = max(launch[0] - self.forward, 0) + max(launch[1] - self.backward, 0)
         self.parts["launches"] += passes * late
 
@@ -209,18 +222,20 @@ class _OfRank:
 
     def _of_waits(self) -> None:
         """Add exposed collectives, and the bubble of the pipeline."""
-        waited = 0.0
+        waited, of_rows = 0.0, sum(map(self._named, OF_ROWS))
         for sent in self.sent:
             if sent.technique in WAITED:
                 took = self._seconds(sent) + self._joined(sent)
                 if sent.name == RING:
                     took = self._beside_attention(took)
+                elif sent.name in OF_ROWS:
+                    took = self._beside_experts(took, took / of_rows)
                 self.parts[sent.technique] += took
                 waited += 0.0 if sent.name == TIED or sent.technique == "all" else took
         if self._host_waits():
-            moe = sum(number for kind, number in self.kinds.items() if kind.moe)
-            self.parts["ep"] += self.passes * moe * known.HOST_WAIT
-            waited += self.passes * moe * known.HOST_WAIT
+            host = self.passes * self._mixtures() * known.HOST_WAIT
+            self.parts["ep"] += host
+            waited += host
         per_pass = waited / self.passes
         self.forward, self.backward = self.forward + per_pass / 3, self.backward + per_pass * 2 / 3
         idle = bubble(self.config.parallel, self.passes) if self.config.parallel.pp > 1 else 0.0
@@ -235,6 +250,23 @@ class _OfRank:
         home = took * wide / (2 + wide) / (ranks - 1)
         attention = self.attention * (ranks - 1) / ranks
         return home + self._beside((took - home) / self.passes, attention, self.passes)
+
+    def _beside_experts(self, took: float, share: float) -> float:
+        """Exposed seconds of an exchange of experts' rows in parts, beside other parts' products.
+
+        share: of the products that it goes beside, where others do too.
+        """
+        parts = self.config.parallel.ep_overlap_degree
+        if parts == 1:
+            return took
+        experts = {kind: self.compute.experts(kind) for kind in self.kinds if kind.moe}
+        products = share * sum(self.kinds[kind] * seconds for kind, seconds in experts.items())
+        ends, beside = took / parts, took * (parts - 1) / parts / self.passes
+        return ends + self._beside(beside, products * (parts - 1) / parts, self.passes)
+
+    def _mixtures(self) -> int:
+        """Number of layers with experts."""
+        return sum(number for kind, number in self.kinds.items() if kind.moe)
 
     def _host_waits(self) -> bool:
         """Whether the host waits for the number of rows of each rank's experts."""

@@ -279,7 +279,7 @@ class Rank:
             size = INT64 * moe.num_experts * calls
             self.ring("ep: all-to-all of counts", size, EP, calls)
         size = self.width * self.model.dim * rows * (4 * forward + 2 * recomputed)
-        calls = self.passes * (4 * forward + 2 * recomputed)
+        calls = self.p.ep_overlap_degree * self.passes * (4 * forward + 2 * recomputed)
         self.ring("ep: all-to-all of tokens", size, EP, calls)
         self.of_scopes(forward, recomputed)
 

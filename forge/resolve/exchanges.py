@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from forge.config.devices import DEVICES
+from forge.config.model.moe import parts_of_bounded_rows
 from forge.config.parallel import METHODS, Parallel
 from forge.config.root import Config
 from forge.config.rule import Derived, derivation
@@ -14,7 +15,7 @@ from forge.resolve.auto import DEGREE_RULES, EQUAL, gathering, memory_needed, wi
 from forge.resolve.rules.devices import cp_ring_compiled, cp_ring_torch
 from forge.resolve.rules.quantization import rows_in_few_bits
 
-RULES = (*DEGREE_RULES, cp_ring_torch, cp_ring_compiled, rows_in_few_bits)
+RULES = (*DEGREE_RULES, cp_ring_torch, cp_ring_compiled, rows_in_few_bits, parts_of_bounded_rows)
 """Rules that say where an exchange cannot be."""
 
 

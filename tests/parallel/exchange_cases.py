@@ -61,3 +61,45 @@ moe: pp2 x ep2, tokens gathered | pp2 ep=2 batch=4 gathered | moe
 moe: lora, ep2, tokens gathered | ep=2 gathered | lora, moe
 moe: dora, ep2 x tp2, tokens gathered | ep=2 tp=2 gathered | dora, moe
 """)
+
+OVERLAPPED_CASES = cases("""
+moe: ep2, in 2 parts | ep=2 overlap | moe, clipped | float64
+moe: ep2, in 3 parts | ep=2 ep_overlap_degree=3 | moe, gradients scaled
+moe: ep2, in 2 parts, deepseek | ep=2 overlap | moe, deepseek
+moe: ep2, in 2 parts, capacity | ep=2 overlap | moe, capacity
+moe: ep2, in 2 parts, capacity, micro-batch | ep=2 overlap batch=4 | moe, capacity, micro-batch
+moe: ep2, in 2 parts, beside | ep=2 overlap | moe, beside
+moe: ep2, in 2 parts, branches | ep=2 overlap | gemma4, moe
+moe: ep2, in 2 parts, mtp | ep=2 overlap | mtp, moe
+moe: ep2, in 2 parts, accumulation over 4 | ep=2 overlap batch=1 | moe
+moe: ep2, in 2 parts, full recompute | ep=2 overlap recompute=full | moe
+moe: ep2, in 2 parts, selective recompute | ep=2 overlap recompute=selective | moe, capacity
+moe: ep2, in 2 parts, minimal in host memory | ep=2 overlap recompute=minimal_offloaded | moe
+moe: ep2, in 2 parts, compiled | ep=2 overlap compiled | moe
+moe: ep2, in 2 parts, compiled, selective | ep=2 overlap compiled recompute=selective | moe
+moe: ep2, in 2 parts, one kernel | ep=2 overlap model.moe.kernel=auto | moe
+moe: ep2, in 2 parts, gpt-oss | ep=2 overlap | moe, gpt-oss
+moe: ep2, in 2 parts, cpu offload | ep=2 overlap offload | moe
+moe: ep2 x tp2, in 2 parts | ep=2 tp=2 overlap | moe, clipped
+moe: ep2 x tp2, in 2 parts, gpt-oss | ep=2 tp=2 overlap | moe, gpt-oss
+moe: ep2 x fsdp2, in 2 parts | ep=2 dp_shard=2 batch=2 overlap | moe, clipped
+moe: ep2 x cp2, in 2 parts, capacity | ep=2 cp=2 overlap | moe, capacity
+moe: ep4, in 2 parts | ep=4 batch=2 overlap | moe, 8 experts
+moe: pp2 x ep2, in 2 parts | pp2 ep=2 batch=4 overlap | moe
+moe: pp2 x ep2, in 2 parts, zbv | pp2 ep=2 batch=4 overlap zbv | moe, 5 blocks
+moe: lora, ep2, in 2 parts | ep=2 overlap | lora, moe
+moe: lora, ep2 x tp2, in 2 parts | ep=2 tp=2 overlap | lora, moe
+moe: dora, ep2 x tp2, in 2 parts | ep=2 tp=2 overlap | dora, moe
+moe: ep2, gathered in 2 parts | ep=2 gathered overlap | moe, clipped | float64
+moe: ep2, gathered in 2 parts, deepseek | ep=2 gathered overlap | moe, deepseek
+moe: ep2, gathered in 3 parts, scaled | ep=2 gathered ep_overlap_degree=3 | moe, gradients scaled
+moe: ep2, gathered in 2 parts, capacity | ep=2 gathered overlap | moe, capacity
+moe: ep2, gathered in 2 parts, full recompute | ep=2 gathered overlap recompute=full | moe
+moe: ep2, gathered in 2 parts, selective recompute | ep=2 gathered overlap recompute=selective | moe
+moe: ep2, gathered in 2 parts, compiled | ep=2 gathered overlap compiled | moe
+moe: ep2, gathered in 2 parts, kernel | ep=2 gathered overlap model.moe.kernel=auto | moe, gpt-oss
+moe: ep2 x tp2, gathered in 2 parts | ep=2 tp=2 gathered overlap | moe
+moe: ep2 x cp2, gathered in 2 parts | ep=2 cp=2 gathered overlap | moe
+moe: pp2 x ep2, gathered in 2 parts | pp2 ep=2 batch=4 gathered overlap | moe
+moe: lora, ep2 x tp2, gathered in 2 parts | ep=2 tp=2 gathered overlap | lora, moe
+""")

@@ -12,6 +12,7 @@ SHORT = {
     "ulysses": "parallel.cp_method=ulysses",
     "ring": "parallel.cp_method=ring",
     "gathered": "parallel.ep_method=all_gather",
+    "overlap": "parallel.ep_overlap_degree=2",
     "offload": "parallel.cpu_offload=true",
     "ddp": "parallel=ddp",
     "zero1": "parallel=zero1",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from bf16_cases import BF16_CASES
-from exchange_cases import GATHERED_CASES, REGATHERED_CASES, RING_CASES
+from exchange_cases import GATHERED_CASES, OVERLAPPED_CASES, REGATHERED_CASES, RING_CASES
 from hybrid_cases import HYBRID_CASES
 from parity_cases import ADAPTER_CASES, CASES, MOE_CASES
 from parity_models import FLOAT64_ALONE
@@ -31,7 +31,7 @@ from forge.config.problems import ConfigError
 from forge.parallel.ranks import Ranks
 from forge.training.data import train_loader
 
-WITH_EXPERTS = [*MOE_CASES, *GATHERED_CASES]
+WITH_EXPERTS = [*MOE_CASES, *GATHERED_CASES, *OVERLAPPED_CASES]
 DENSE = [*CASES, *REGATHERED_CASES]
 ALL = [*DENSE, *RING_CASES, *HYBRID_CASES, *ADAPTER_CASES, *WITH_EXPERTS]
 

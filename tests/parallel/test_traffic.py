@@ -53,6 +53,7 @@ FP8 = (
     "model.ffn_hidden_dim=96"
 )
 GATHERED = "parallel.ep_method=all_gather"
+OVERLAP = "parallel.ep_overlap_degree=3"
 COUNTED = "model.moe.gradient_scale=true model.moe.sequence_aux_loss_weight=0.1"
 CASES = [
     (2, f"{FSDP2} {TWO_EACH}"),
@@ -89,6 +90,9 @@ CASES = [
     (4, f"{MOE} {EP2} {TP2} {GATHERED} {FULL}"),
     (4, f"{MOE} {EP2} {FSDP2} {GATHERED} {COUNTED} model.moe.shared_experts=0 {FULL}"),
     (2, f"{MOE} {EP2} {GATHERED} {SELECTIVE} train.grad_accum_steps=2 parallel.ep_rows_factor=1.5"),
+    (4, f"{MOE} {EP2} {TP2} {OVERLAP} {FULL}"),
+    (2, f"{MOE} {EP2} {OVERLAP} {SELECTIVE} {CAPACITY} train.grad_accum_steps=2"),
+    (4, f"{MOE} {EP2} {FSDP2} {GATHERED} {OVERLAP} {COUNTED} {FULL}"),
 ]
 
 

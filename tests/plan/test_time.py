@@ -111,6 +111,25 @@ def test_what_products_cannot_hide_is_exposed() -> None:
     assert slow.parts["products"] == fast.parts["products"]
 
 
+@pytest.mark.parametrize("method", ["all_to_all", "all_gather"])
+def test_parts_of_experts_rows_are_exposed_at_their_ends(method) -> None:
+    """Half of both ways with two parts, a quarter with four, and the contention of the rest;
+    beside are the waits of the host, latency, and what is sent whole.
+    """
+    words = "model=mixtral_8x7b plan.world_size=8 parallel.ep=8 parallel.dp_shard=1"
+    words += f" train.seq_len=8192 parallel.ep_method={method}"
+    whole, *cut = (
+        time_of(*words.split(), f"parallel.ep_overlap_degree={parts}") for parts in (1, 2, 4)
+    )
+    for parts, time in zip((2, 4), cut, strict=True):
+        hidden = whole.parts["ep"] * (1 - 1 / parts)
+        exposed = whole.parts["ep"] / parts + known.CONTENTION * hidden
+        assert time.parts["ep"] == pytest.approx(exposed, rel=0.1)
+        assert time.hidden - whole.hidden == pytest.approx(hidden, rel=0.1)
+        assert time.links == whole.links
+        assert time.parts["products"] >= whole.parts["products"]
+
+
 def test_a_pipeline_waits_for_its_ends() -> None:
     words = "plan.world_size=8 parallel.pp=4 train.batch_size=8 parallel.pp_microbatches=8"
     one = time_of(*words.split())

@@ -121,15 +121,23 @@ def _send_equal_numbers() -> None:
     computed. The read of them stays, which waits for the device.
     """
     from forge.parallel.expert import OverRanks
+    from forge.parallel.overlap.expert_parts import RowsInParts
 
-    run_experts = OverRanks.run_experts
+    whole, in_parts = OverRanks.run_experts, RowsInParts.run_experts
 
     def run(self: OverRanks, x: Tensor, counts: Tensor) -> Tensor:
         rows = [len(x) // self.over_ep.size()] * self.over_ep.size()
         with _reading([rows, rows]):
-            return run_experts(self, x, counts)
+            return whole(self, x, counts)
+
+    def run_in_parts(self: RowsInParts, x: Tensor, counts: Tensor) -> Tensor:
+        parts, ranks = self.overlap_degree, self.over_ep.size()
+        rows = [[len(x) // parts // ranks] * ranks] * parts
+        with _reading([rows, rows]):
+            return in_parts(self, x, counts)
 
     OverRanks.run_experts = run  # type: ignore[method-assign]
+    RowsInParts.run_experts = run_in_parts  # type: ignore[method-assign]
 
 
 def _name_reports() -> None:
@@ -146,7 +154,7 @@ def _name_reports() -> None:
 
 
 @contextlib.contextmanager
-def _reading(values: list[list[int]]) -> Iterator[None]:
+def _reading(values: list[Any]) -> Iterator[None]:
     """Let Tensor.tolist wait as ever, and return `values`."""
     read = Tensor.tolist
 

@@ -384,6 +384,13 @@ def rows_for_experts(parallel: Parallel) -> Findings:
         yield "parallel.ep_rows_factor", "parallel.ep_rows_factor=2"
 
 
+@rule("parallel.ep_overlap", EXPERTS, "parallel.ep_overlap_degree", "parallel.ep_rows_factor")
+def parts_of_bounded_rows(parallel: Parallel) -> Findings:
+    """parallel.ep_rows_factor bounds a whole layer's rows, so parallel.ep_overlap_degree is 1."""
+    if parallel.gathers_tokens and parallel.ep_rows_factor and parallel.ep_overlap_degree > 1:
+        yield "parallel.ep_overlap_degree", "parallel.ep_overlap_degree=1"
+
+
 @rule("moe.force_balance", EXPERTS, "model.moe.force_balance", warning=True)
 def force_balance(model: LayerShape) -> Findings:
     """model.moe.force_balance=true learns no choice of experts: it is for benchmarks."""

@@ -55,15 +55,20 @@ def takes_none(model: Decoder, quantization: Quantized) -> Findings:
     "model.moe.num_experts",
     "parallel.ep",
     "parallel.ep_method",
+    "parallel.ep_overlap_degree",
     "quantization.parts",
     "quantization.exclude",
 )
 def rows_in_few_bits(model: Decoder, parallel: Parallel, quantization: Quantized) -> Findings:
-    """Scales of few bits are taken over all rows: with quantized experts parallel.ep_method is
-    all_to_all.
+    """Scales of few bits are taken over all rows: quantized experts need parallel.ep_method=
+    all_to_all and parallel.ep_overlap_degree=1.
     """
-    if parallel.gathers_tokens and any(t.of_experts for t in quantization.chosen(model)):
+    if parallel.ep == 1 or not any(t.of_experts for t in quantization.chosen(model)):
+        return
+    if parallel.gathers_tokens:
         yield "parallel.ep_method", "parallel.ep_method=all_to_all"
+    if parallel.ep_overlap_degree > 1:
+        yield "parallel.ep_overlap_degree", "parallel.ep_overlap_degree=1"
 
 
 @rule("quantization.device", EMULATE, "run.device")

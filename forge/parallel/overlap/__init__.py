@@ -1,0 +1,1 @@
+"""Collectives of a layer beside the products of the layer."""

@@ -17,7 +17,7 @@ from forge.models.contract import LanguageModel
 from forge.objectives.losses import Losses
 from forge.objectives.objective import LookedAhead, Reads
 from forge.objectives.responses import ResponseObjective, each_response
-from forge.objectives.whole_rows import whole_rows_of
+from forge.objectives.whole_rows import sums_over_rows, whole_rows_of
 from forge.tensors.wide import widest
 
 LABELS = {"desirable": True, "undesirable": False}
@@ -103,9 +103,7 @@ class KTO(ResponseObjective):
             values[f"n_{label}"] = of_label.to(margin.dtype)
             values[f"reward_{label}"] = (section.beta * ratio).where(of_label, 0)
             values[f"logp_{label}"] = logp.where(of_label, 0)
-        there, share = _there(model, batch), whole_rows_of(model).share
-        sums = {name: value.where(there, 0).sum() * share for name, value in values.items()}
-        return {name: value.detach() for name, value in sums.items()}, sums["loss"]
+        return sums_over_rows(values, _there(model, batch), model)
 
 
 def _of_side(batch: Batch, side: int) -> Batch:

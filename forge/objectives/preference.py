@@ -15,7 +15,7 @@ from forge.data.batches.loader import Batch
 from forge.models.contract import LanguageModel
 from forge.objectives.losses import Losses
 from forge.objectives.responses import ResponseObjective, each_response
-from forge.objectives.whole_rows import whole_rows_of
+from forge.objectives.whole_rows import sums_over_rows, whole_rows_of
 
 
 class Responses(NamedTuple):
@@ -97,9 +97,7 @@ class Preference(ResponseObjective):
             "logp_rejected": pairs.rejected.logp,
             **compared.more,
         }
-        share = whole_rows_of(model).share
-        sums = {name: value.where(complete, 0).sum() * share for name, value in values.items()}
-        return {name: value.detach() for name, value in sums.items()}, sums["loss"]
+        return sums_over_rows(values, complete, model)
 
 
 def pair_responses(model: LanguageModel, batch: Batch) -> ResponsePair:

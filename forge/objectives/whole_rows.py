@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -29,3 +31,18 @@ class WholeRows:
 def whole_rows_of(model: Any) -> WholeRows:
     """How the rows of a model's batches are summed."""
     return getattr(model, "rows", None) or WholeRows()
+
+
+def sums_over_rows(
+    values: Mapping[str, Tensor], counted: Tensor, model: Any
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Sums over the rows that count, by name, without a graph; and that of `loss`, with a graph.
+
+    values: [rows] each. counted: bool [rows]. All sums without a graph are made by one kernel.
+    """
+    table = torch.stack([value.detach() for value in values.values()])
+    sums, loss = table.where(counted, 0).sum(1), values["loss"].where(counted, 0).sum()
+    share = whole_rows_of(model).share
+    if share != 1:  # a product is a kernel, forward and backward
+        sums, loss = sums * share, loss * share
+    return dict(zip(values, sums.unbind(), strict=True)), loss

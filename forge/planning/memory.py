@@ -42,6 +42,8 @@ WORKSPACES = 64 << 20
 """Bytes that cuBLAS and cuBLASLt have for themselves on Hopper: measured."""
 FRAGMENTED = 1.03
 """Memory reserved by the allocator for a stream, over what was allocated; measured: 1.00-1.12."""
+STEPS_OF_STREAM = 22 << 20
+"""Bytes by which torch's allocator grows a stream: 20 MiB for large tensors, 2 MiB for small."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +52,18 @@ class Memory:
 
     state: weights, gradients, fp32 masters and optimizer state, each in full. moments: the parts
     that are there at once, by moment. apart: parts with memory of other streams, which nothing else
-    can use. buffers: of collectives. cuda: whether torch's allocator reserves memory.
+    can use. buffers: of collectives. in_forward: tensors that live within the forward pass of a
+    block alone, and leave holes too small for the loss. copied_at_end: the largest copy to reduce
+    after a pipeline's backward passes, which fits into no hole either. cuda: whether torch's
+    allocator reserves memory.
     """
 
     state: Mapping[str, int] = field(default_factory=dict)
     moments: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     apart: frozenset[str] = frozenset()
     buffers: int = 0
+    in_forward: int = 0
+    copied_at_end: int = 0
     cuda: bool = False
 
     @property
@@ -80,11 +87,14 @@ class Memory:
         """Bytes that the process takes from the device for tensors."""
         if not self.cuda:
             return self.allocated
-        own_stream = max(
-            sum(size for name, size in parts.items() if name not in self.apart)
-            for parts in self.moments.values()
-        )
-        return round(FRAGMENTED * own_stream) + sum(map(self.most, self.apart)) + self.buffers
+        own_stream = {
+            moment: sum(size for name, size in parts.items() if name not in self.apart)
+            for moment, parts in self.moments.items()
+        }
+        grown = round(FRAGMENTED * max(own_stream.values())) + self.copied_at_end
+        with_loss = own_stream[FORWARD] + self.in_forward
+        streams = [max(grown, with_loss), self.buffers, *map(self.most, self.apart)]
+        return sum(size + STEPS_OF_STREAM for size in streams if size)
 
     def most(self, part: str) -> int:
         """The most bytes of a part at any moment."""
@@ -168,8 +178,19 @@ class _OfRank:
             moments={name: _without_zeros(resident | parts) for name, parts in moments.items()},
             apart=frozenset(apart) if cuda else frozenset(),
             buffers=self._gathered("at_once", stay=False) if sharded and cuda else 0,
+            in_forward=self._in_forward(),
+            copied_at_end=FP32 * self._trained().outside_at_once
+            if sharded and parallel.pp > 1
+            else 0,
             cuda=cuda,
         )
+
+    def _in_forward(self) -> int:
+        """Bytes of tensors that live within the forward pass of a block alone, before a loss."""
+        if not self.share.last or self.activations.held(self.stage) is None:
+            return 0
+        within = self.activations.of_adapter_products(self.stage)
+        return round(within) + self._block() * self.activations.recomputes_last(self.stage)
 
     def _beside_state(self) -> dict[str, int]:
         """Other parts that are there throughout."""

@@ -85,6 +85,9 @@ def add_references(
             _compute(objective, model, store, plan, config, device, ranks, batches, values, entry)
         starts = plan.pieces[plan.begins[:-1], 0]
         objective.references[store.fingerprint] = References(np.asarray(starts), values)
+    if model is not None and device.type == "cuda":
+        del model
+        torch.cuda.empty_cache()  # its streams hold gathered weights that nothing else can use
 
 
 def _entry(

@@ -65,7 +65,7 @@ def environment(case: Mapping[str, Any], checkout: Path = ROOT) -> dict[str, str
     return {**os.environ, **variables, **case.get("environ", {})}
 
 
-def run(case: Mapping[str, Any], checkout: Path = ROOT, timeout: float = 900) -> dict[str, Any]:
+def run(case: Mapping[str, Any], checkout: Path = ROOT, timeout: float = 1800) -> dict[str, Any]:
     """Run a case; returns its measurement, with the output of a case that failed."""
     build()
     command = [str(PYTHON), "-m", "fake_gpu.child", json.dumps(case)]

@@ -46,9 +46,8 @@ def train(case: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     ranks = case.get("ranks", 1)
     words = [*case["words"], *([f"run.num_processes={ranks}"] if ranks > 1 else [])]
-    run_dir, _ = directory.prepare_directory(
-        resolved([*words, f"run.dir={folder / 'run'}"]), overrides=()
-    )
+    folders = [f"run.dir={folder / 'run'}", f"data.cache_dir={folder / 'cache'}"]
+    run_dir, _ = directory.prepare_directory(resolved([*words, *folders]), overrides=())
     stand_ins.install(ranks)
     session = build_session(run_dir, trust=[])
     loop = build_loop(session)

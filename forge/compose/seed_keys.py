@@ -119,7 +119,7 @@ checkpoint.local_interval | enable_multi_tier_checkpointing enable_emergency_che
 checkpoint.local_dir | local_checkpoint_directory | null = none; %n in it is the number of the node
 checkpoint.interval_minutes | multi_tier_checkpointing_backup_interval_minutes | saves to shared storage; 0 = by checkpoint.interval alone
 precision.mixed_precision | dtype | what matrices are multiplied in
-precision.reduce_dtype | grad_dtype | of the sums over ranks; precision.grad_dtype is of what a rank keeps of them
+precision.reduce_dtype | grad_dtype | of the sums over ranks; a rank keeps gradients in the format of its weights, precision.param_dtype
 precision.param_dtype | weight_dtype | fp32 or bf16; precision.master_weights keeps fp32 besides
 precision.matmul_precision | matmul_precision | of fp32 products: highest, high or medium, as torch names them
 quantization.exclude | quant_cfg_path | names to leave out; one kind of numbers a run

@@ -63,15 +63,9 @@ def shard(
     embedding = head = None
     if isinstance(model, Decoder) and not model.section.tie_embeddings:  # else with the root
         embedding, head = model.embedding, model.output
-    groups = []
+    groups: list[list[Any]] = []
     for block in blocks_of(model) if hasattr(model, "blocks") else ():
-        groups.append([block])
-        if mesh.parallel.ep > 1:
-            for layer in [module for module in block.modules() if isinstance(module, Experts)]:
-                fully_shard(layer, mesh=mesh.experts_fsdp, shard_placement_fn=of_experts, **freed)
-                for method in ENTRIES:
-                    register_fsdp_forward_method(layer, method)
-                groups[-1].append(layer)
+        groups.append([block, *shard_experts(block, mesh, of_experts, freed)])
         fully_shard(block, mesh=mesh.fsdp, shard_placement_fn=of_block, **freed)
     shard_memories(model, mesh, freed)
     if further := getattr(model, "mtp", None):
@@ -104,19 +98,27 @@ def shard_memories(model: Any, mesh: Mesh, freed: dict[str, Any]) -> None:
         fully_shard(memory, mesh=mesh.fsdp, **freed)
 
 
+def shard_experts(
+    block: nn.Module, mesh: Mesh, of_experts: Any, freed: dict[str, Any]
+) -> list[Experts]:
+    """Shard the experts of a block for themselves, under ep; return them."""
+    if mesh.parallel.ep == 1:
+        return []
+    layers = [module for module in block.modules() if isinstance(module, Experts)]
+    for layer in layers:
+        fully_shard(layer, mesh=mesh.experts_fsdp, shard_placement_fn=of_experts, **freed)
+        for method in ENTRIES:
+            register_fsdp_forward_method(layer, method)
+    return layers
+
+
 def further_groups(
     modules: nn.ModuleDict, mesh: Mesh, of_block: Any, of_experts: Any, freed: dict[str, Any]
 ) -> list[list[Any]]:
     """Shard each module for a further token, and under ep its experts, as a block is sharded."""
     groups: list[list[Any]] = []
     for module in modules.values():
-        groups.append([module])
-        for layer in [part for part in module.modules() if isinstance(part, Experts)]:
-            if mesh.parallel.ep > 1:
-                fully_shard(layer, mesh=mesh.experts_fsdp, shard_placement_fn=of_experts, **freed)
-                for method in ENTRIES:
-                    register_fsdp_forward_method(layer, method)
-                groups[-1].append(layer)
+        groups.append([module, *shard_experts(module, mesh, of_experts, freed)])
         fully_shard(module, mesh=mesh.fsdp, shard_placement_fn=of_block, **freed)
     return groups
 

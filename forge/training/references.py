@@ -67,9 +67,9 @@ def add_references(
     if not section.cached_model:
         return
     model: nn.Module | None = None
+    reference = (config, section.reference_model, device, ranks, tokenizer, dtype)
     for store, numbers in texts:
-        plan = None if isinstance(store, Streamed) else examples_of(config, store)
-        if plan is None or isinstance(store, Streamed):
+        if isinstance(store, Streamed) or (plan := examples_of(config, store)) is None:
             continue
         cached = objective.references.get(store.fingerprint)
         entry = _entry(config, store, plan, dtype, ranks)
@@ -79,9 +79,7 @@ def add_references(
             values = cached.values
         batches = _missing(config, plan, numbers, values)
         if batches:
-            if model is None:
-                source = section.reference_model
-                model = frozen_model(config, source, device, ranks, tokenizer, dtype)
+            model = frozen_model(*reference) if model is None else model
             _compute(objective, model, store, plan, config, device, ranks, batches, values, entry)
         starts = plan.pieces[plan.begins[:-1], 0]
         objective.references[store.fingerprint] = References(np.asarray(starts), values)

@@ -102,8 +102,8 @@ def words_for_ranks(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -
     typed = {word.partition("=")[0] for word in overrides}
     size, tokens = config.train.global_batch_size, config.train.global_batch_tokens
     if "train.global_batch_size" not in typed:
-        is_typed = tokens and "train.global_batch_tokens" in typed
-        size = tokens // config.train.seq_len if is_typed else None
+        typed_tokens = tokens if "train.global_batch_tokens" in typed else None
+        size = typed_tokens // config.train.seq_len if typed_tokens else None
     return _laid_out(words, place, environment.size, config.run.trust, size)
 
 

@@ -46,13 +46,10 @@ class Joining:
         import torchft  # type: ignore[import-not-found]
 
         wait = timedelta(milliseconds=section.process_group_timeout_ms)
-        nccl = section.process_group == "nccl"
-        kind = torchft.ProcessGroupNCCL if nccl else torchft.ProcessGroupGloo
-        group = meeting_group(kind, self._member, self._meet_members)
         address = section.lighthouse or os.environ.get(LIGHTHOUSE)
         try:
             self.manager: Any = torchft.Manager(
-                pg=group(timeout=wait),
+                pg=self._group(torchft, wait),
                 load_state_dict=lambda state: None if self.fault else load(state),
                 state_dict=state,
                 min_replica_size=section.min_replica_size,
@@ -69,6 +66,12 @@ class Joining:
             message = f"fault_tolerance.lighthouse={address} does not answer"
             raise ValueError(f"{message} ({error}); {hint}") from error
         self.manager.load_state_dict({"step": step, "batches_committed": 0})
+
+    def _group(self, torchft: Any, wait: timedelta) -> Any:
+        """The group of this rank and its counterparts, whose members compare their options."""
+        nccl = self.section.process_group == "nccl"
+        kind = torchft.ProcessGroupNCCL if nccl else torchft.ProcessGroupGloo
+        return meeting_group(kind, self._member, self._meet_members)(timeout=wait)
 
     def _place(self, ranks: Ranks) -> dict[str, Any]:
         """A rank's place in its group, and the group's store, started by the main rank."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge.statistics.interval import Interval
-from forge.statistics.items import mean
 from forge.tasks.item import Aligned, Answer, Item, Judged, scores_of
 from forge.tasks.task import Task
 
@@ -134,6 +133,8 @@ class InContextTasks(Task):
 
     def whole(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Interval]:
         """The mean over tasks. Its error is that of items drawn again within the same tasks."""
+        from forge.statistics.items import mean  # numpy, which checking a config does without
+
         by_task: dict[str, list[float]] = {}
         for row in rows:
             by_task.setdefault(row["task"], []).append(row["metrics"][self.name])

@@ -58,7 +58,11 @@ def test_tp_cuts_matrices_and_tables_and_no_norm():
 
 
 def test_tp_and_cp_cut_activations():
-    one, cut, half = parts(), parts("parallel.tp=2"), parts("parallel.cp=2")
+    one, cut = parts(), parts("parallel.tp=2")
+    half, gathered = (
+        parts("parallel.cp=2", f"parallel.cp_method={method}")
+        for method in ("ulysses", "all_gather")
+    )
     whole = parts("parallel.tp=2", "parallel.sequence_parallel=false")
     assert one["activations"] / 2 < cut["activations"] < whole["activations"] < one["activations"]
     assert cut["logits"] == one["logits"] / 2
@@ -67,6 +71,9 @@ def test_tp_and_cp_cut_activations():
         one["activations"],
         one["logits"],
     ]
+    # In each layer keys and values of 1.5 times as many tokens: up to the end of a rank's later run.
+    more = gathered["activations"] - half["activations"]
+    assert more == 4 * 2 * 4 * 64 * (4 * 64 // 2) * 3 // 2
     full = "train.activation_checkpointing=full"
     saved = parts(full)["activations"] - parts(full, "parallel.tp=2")["activations"]
     assert saved == 4 * 64 * 4 * (4 * 64 // 2)

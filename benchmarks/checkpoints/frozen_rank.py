@@ -31,7 +31,9 @@ from forge.rundir.signs import SILENT
 RANKS, FROZEN, FROM_STEP = 4, 2, 20
 LATER = 60.0  # seconds after the limit
 OPTIONS = [f"run.num_processes={RANKS}", "train.max_steps=1000000", "eval.enabled=false"]
-COLLECTIVE = re.compile(r"ranks? [0-9, to]+ waits? in \w+ \d+ of .*; rank 2 .*(was last at|waits in \w+) \d+")
+COLLECTIVE = re.compile(
+    r"ranks? [0-9, to]+ waits? in \w+ \d+ of .*; rank 2 .*(was last at|waits in \w+) \d+"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

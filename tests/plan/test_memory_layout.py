@@ -71,7 +71,7 @@ def test_tp_and_cp_cut_activations():
         one["activations"],
         one["logits"],
     ]
-    # In each layer keys and values of 1.5 times as many tokens: up to the end of a rank's later run.
+    # A layer keeps keys and values of 1.5 times as many tokens: to the end of a rank's later run.
     more = gathered["activations"] - half["activations"]
     assert more == 4 * 2 * 4 * 64 * (4 * 64 // 2) * 3 // 2
     full = "train.activation_checkpointing=full"

@@ -17,6 +17,8 @@ from forge.training.process import say
 from forge.training.replicas.equal_options import Member, fault
 from forge.training.replicas.meeting import meeting_group
 
+HINT = "start `torchft_lighthouse --min_replicas 1 --bind '[::]:29510'` first"
+
 
 class Joining:
     """The manager of torchft for this rank of its group, and the store that its ranks meet at.
@@ -39,9 +41,8 @@ class Joining:
 
         Raises ValueError without an answer of the lighthouse.
         """
-        self.section, self.options = section, options
-        self.trained, self.fault = False, ""
-        self.faults: list[str] = []
+        self.section, self.options, self.trained = section, options, False
+        self.fault, self.faults = "", list[str]()
         os.environ.setdefault("RUST_LOG", "warn")  # of torchft, which else writes 6 lines a step
         import torchft  # type: ignore[import-not-found]
 
@@ -62,9 +63,8 @@ class Joining:
                 **self._place(ranks),
             )
         except (RuntimeError, TimeoutError, OSError) as error:
-            hint = "start `torchft_lighthouse --min_replicas 1 --bind '[::]:29510'` first"
-            message = f"fault_tolerance.lighthouse={address} does not answer"
-            raise ValueError(f"{message} ({error}); {hint}") from error
+            message = f"fault_tolerance.lighthouse={address} does not answer ({error})"
+            raise ValueError(f"{message}; {HINT}") from error
         self.manager.load_state_dict({"step": step, "batches_committed": 0})
 
     def _group(self, torchft: Any, wait: timedelta) -> Any:

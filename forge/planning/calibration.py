@@ -55,7 +55,7 @@ kernels of 5 us. A faster GPU waits. A guess.
 """
 PART_LAUNCH = (140e-6, 220e-6)
 """Seconds to start one more part of a layer's experts, forward and backward: 73 launches on the
-fake GPU (ep8_overlap of tools/fake_gpu/cases.txt beside ep8), of 5 us.
+fake GPU (ep8_overlap of tools/fake_gpu/cases.txt beside ep8). 5 us each and the split: guesses.
 """
 HOST_WAIT = 30e-6
 """Seconds of a rank's wait for each exchange of token counts between experts. A guess."""

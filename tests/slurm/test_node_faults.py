@@ -50,7 +50,9 @@ class Run:
         return file.read_text() if file and file.exists() else "nothing"
 
     def reaches(self, step: int) -> None:
-        wait_for(lambda: (self.path / "metrics.jsonl").exists() and max(self.losses) >= step)
+        wait_for(
+            lambda: (self.path / "metrics.jsonl").exists() and max(self.losses, default=0) >= step
+        )
 
 
 Submit = Callable[..., Run]

@@ -54,7 +54,7 @@ def test_it_trains_and_goes_on_and_is_read_from_elsewhere(demo: Path, tmp_path: 
     run = demo / "runs" / "one"
     result = json.loads((run / "result.json").read_text())
     assert (result["step"], result["metrics"]["lowest_loss_step"]) == (4, 4)
-    printed = [line.split("  ")[-1].strip() for line in said.splitlines() if "continues" in line]
+    printed = [line.split("  ")[-1].strip() for line in said.splitlines() if "resume with" in line]
     assert printed[-1] == "python -m forge.resume runs/one train.max_steps=8"
     assert "--trust" not in said
     assert re.search(r"^  model +demo_lm\.gru\.GRU: [\d,]+ parameters$", said, re.M)

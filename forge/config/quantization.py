@@ -55,11 +55,15 @@ class Quantization(Section):
         """The recipe of scales that tp ranks agree on, "" = none, and whether it is emulated."""
         return "", False
 
+    def gathered_in_fp8(self, tensor: TensorSpec, model: Decoder) -> bool:
+        """Whether FSDP gathers this parameter in fp8."""
+        return False
+
     def gathered_bytes(
         self, tensor: TensorSpec, shape: tuple[int, ...], *, model: Decoder, width: int
     ) -> int:
         """Bytes of a gathered parameter. width: bytes of a number in matrix products."""
-        return width * math.prod(shape)
+        return math.prod(shape) * (1 if self.gathered_in_fp8(tensor, model) else width)
 
     def zeroed_bytes(
         self, tensor: TensorSpec, shape: tuple[int, ...], *, model: Decoder, width: int
@@ -141,12 +145,10 @@ class FP8(Emulated):
     def scales_agreed(self) -> tuple[str, bool]:
         return self.recipe, self.emulate
 
-    def gathered_bytes(
-        self, tensor: TensorSpec, shape: tuple[int, ...], *, model: Decoder, width: int
-    ) -> int:
-        """One byte for each fp8 value; experts are gathered in `width`."""
-        fp8 = self.fp8_all_gather and tensor.role in (MATRIX, HEAD) and self.takes(tensor, model)
-        return math.prod(shape) * (1 if fp8 else width)
+    def gathered_in_fp8(self, tensor: TensorSpec, model: Decoder) -> bool:
+        """Whether it is a matrix that is multiplied in fp8; experts are gathered as they are."""
+        matrix = tensor.role in (MATRIX, HEAD)
+        return self.fp8_all_gather and matrix and self.takes(tensor, model)
 
 
 @section

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from forge.config.model.activations import FP32
 from forge.config.model.decoder import Decoder
@@ -15,12 +13,11 @@ from forge.config.optimizers import param_groups
 from forge.config.parallel import V_SCHEDULE
 from forge.config.precision import BYTES
 from forge.config.root import Config
-from forge.families.folder import is_folder, read_folder
 from forge.planning.activations import Activations, Stage
 from forge.planning.completions import completion_bytes
+from forge.planning.frozen import models_beside
 from forge.planning.shares import Share, counted, largest, of_trained, share_of
 from forge.planning.state import state_of
-from forge.rundir.saved_config import load_config, newest
 
 FORWARD, LOSS, BACKWARD, UPDATE = "forward", "loss", "backward", "update"
 ROLLOUT = "rollout"
@@ -38,6 +35,9 @@ OF_BLOCK = 0.4
 """Gradients of activations inside a block, over what the block keeps: measured."""
 OF_BLOCK_AGAIN = 0.5
 """The same of a block that runs again, which keeps what backward else makes again: measured."""
+FIRST_GRADIENT = 0.25
+"""The gradients of weights that are there at the peak of a block's activations, over all of the
+block's: those of the last matrix. Measured."""
 WORKSPACES = 64 << 20
 """Bytes that cuBLAS and cuBLASLt have for themselves on Hopper: measured."""
 FRAGMENTED = 1.03
@@ -175,7 +175,10 @@ class _OfRank:
         apart |= {"optimizer state"} if offloads else set()
         return Memory(
             state=state,
-            moments={name: _without_zeros(resident | parts) for name, parts in moments.items()},
+            moments={
+                name: {part: size for part, size in (resident | parts).items() if size}
+                for name, parts in moments.items()
+            },
             apart=frozenset(apart) if cuda else frozenset(),
             buffers=self._gathered("at_once", stay=False) if sharded and cuda else 0,
             in_forward=self._in_forward(),
@@ -209,7 +212,7 @@ class _OfRank:
             beside = partial(config.quantization.zeroed_bytes, model=self.model, width=self.weight)
             zeroed = counted(config, self.model, self.share, beside)
             parts["zeroed weights, masks"] = zeroed.sharded(parallel)
-        for frozen in _frozen_models(config):
+        for frozen in models_beside(config):
             layout = config.objective.layout_of_frozen(parallel)
             whole = share_of(frozen, layout, first=True, last=True)
             of_model = self.width * whole.at_once * self.fsdp + FP32 * whole.sharded(layout)
@@ -244,8 +247,7 @@ class _OfRank:
         trained = self._trained()
         # The embedding of a first stage, and what else is outside of its blocks, comes last.
         outside = trained.outside_at_once if self.share.last else 0
-        in_first = self._gradients_of(outside, before, arriving=trained.block)
-        moments = [parts | in_first]
+        moments = [self._in_block(parts, outside, before)]
         if self.fsdp:  # gradients of the head are copied before a block has any
             of_head = self._gradients_of(outside, before, arriving=outside)
             without = {"gathered weights": self._gathered("block")} | self._kept()
@@ -264,10 +266,9 @@ class _OfRank:
         parts = dict(parts) | {"activations": parts.get("activations", 0) - of_first}
         if len(self.share.layers) == 2:
             parts["gathered weights"] = self._gathered("block")
-        gradients = self._gradients_of(block, before, arriving=block)
         shards = max(self.config.parallel.fsdp, 1)
         present = before.get(self.gradients, 0) + self.gradient * -(-(outside + block) // shards)
-        return parts | gradients | {self.gradients: min(self.whole, present)}
+        return self._in_block(parts, block, before) | {self.gradients: min(self.whole, present)}
 
     def _backward_ends(self, before: Mapping[str, int]) -> dict[str, int]:
         """Parts in the last block of the backward pass, whose own gradients are half there, or not
@@ -291,8 +292,23 @@ class _OfRank:
         in_block = sum(parts.values())
         if present + in_block < whole:  # the gradients of all need more than any block
             return {self.gradients: whole}
-        parts |= self._gradients_of(trained.block, before, trained.block)
-        return parts | {self.gradients: present}
+        return self._in_block(parts, trained.block, before) | {self.gradients: present}
+
+    def _in_block(
+        self, parts: Mapping[str, int], values: int, before: Mapping[str, int]
+    ) -> dict[str, int]:
+        """Parts in the backward pass of a block beside gradients of `values` in reduction: at the
+        peak of its activations, with its first gradient, or with all and half of activations.
+        """
+        block, inside = self._trained().block, "gradients inside a block"
+        late = dict(parts) | self._gradients_of(values, before, arriving=block)
+        if self.config.parallel.pp > 1:  # where other micro-batches add to them
+            return late
+        first = round(FIRST_GRADIENT * block)
+        early = dict(parts) | self._gradients_of(values, before, arriving=first)
+        halves = {"activations": self._block() // 2, inside: parts[inside] // 2}
+        late |= {name: max(parts.get(name, 0) - half, 0) for name, half in halves.items()}
+        return max(early, late, key=lambda moment: sum(moment.values()))
 
     def _gradients_of(
         self, values: int, before: Mapping[str, int], arriving: int
@@ -374,19 +390,3 @@ class _OfRank:
         if stay and 1 < parallel.regathering_ranks < parallel.fsdp:  # parts that wait for backward
             gathered += share.parameters // parallel.regathering_ranks
         return factor * gathered
-
-
-def _without_zeros(parts: Mapping[str, int]) -> dict[str, int]:
-    return {name: size for name, size in parts.items() if size}
-
-
-def _frozen_models(config: Config) -> Iterator[Decoder]:
-    """Yield the frozen models of the objective; the trained model stands in for unreadable ones."""
-    for source in config.objective.frozen_models().values():
-        model = config.decoder
-        with suppress(OSError, ValueError, TypeError, KeyError):  # its build reports the fault
-            if source and is_folder(source):
-                model = read_folder(Path(source)).section
-            elif source and Path(source).is_dir():
-                model = load_config(newest(Path(source)), trust=config.run.trust).decoder
-        yield from [model] if model is not None else []

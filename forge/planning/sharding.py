@@ -36,7 +36,7 @@ def held(config: Config, rank: int) -> Held:
     pipeline_rank, count, total = Rank(config, model, rank), 0, 0.0
     for stage in pipeline_rank.stages:
         parameters = [
-            *pipeline_rank.of_blocks(stage),
+            *pipeline_rank.weights.blocks(pipeline_rank.layers[stage]),
             *((1, tensor) for tensor in pipeline_rank.others(stage)),
         ]
         for number, tensor in parameters:

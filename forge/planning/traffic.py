@@ -17,7 +17,7 @@ from itertools import accumulate
 from math import prod
 
 from forge.config.model.decoder import Decoder, Kind
-from forge.config.model.tensors import EMBEDDING, HEAD, TensorSpec
+from forge.config.model.tensors import EMBEDDING, TensorSpec
 from forge.config.root import Config
 from forge.planning.activations import rows_of_room
 from forge.planning.context import ContextTraffic
@@ -26,14 +26,12 @@ from forge.planning.layout import rows_of_rank
 from forge.planning.scales import scales_agreed
 from forge.planning.shapes import added_up, elements, outside_blocks
 from forge.planning.stages import blocks_by_stage, owner, stages_of
+from forge.planning.weights import DP, FSDP, WeightTraffic
 
 FP32, FP64, INT64 = 4, 8, 8
-GATHER = "fsdp: all-gather of weights"
 REPORTED = 8
 """Numbers reported by a layer of experts in a step, beside each load: `forge.models.balance`."""
 
-
-DP, FSDP, EFSDP = ("dp_replicate",), ("dp_shard", "cp", "ep"), ("dp_shard", "cp")
 TP, CP, EP, PP = ("tp",), ("cp",), ("ep",), ("pp",)
 DATA = (*DP, *FSDP)
 
@@ -102,9 +100,11 @@ class Rank:
         self.passes = (p.pp_microbatches or 1) if p.pp > 1 else config.train.grad_accum_steps
         self.width = FP32 if config.precision.mixed_precision == "fp32" else 2
         self.residual = FP32 if config.precision.residual_dtype == "fp32" else 2
-        self.reduced = 2 if config.precision.reduces_in_bf16 else FP32
         self.reductions = (
             config.train.grad_accum_steps if p.reduce_gradients == "micro_batch" else 1
+        )
+        self.weights = WeightTraffic(
+            config=config, model=model, width=self.width, reductions=self.reductions
         )
         self.cut = p.sequence_parallel and p.tp > 1
         # as in forge.parallel.activation_checkpoint
@@ -123,56 +123,10 @@ class Rank:
         return [collective for collective in self.total.values() if collective.bytes]
 
     def of_data_parallel(self) -> None:
-        """Count FSDP: gathers of weights for each forward pass and, unless weights stay gathered,
-        again for backward; a pipeline keeps gathered weights for the step.
-
-        Experts, cut over ep ranks, are sharded over fewer ranks.
-        """
-        p = self.p
-        once = p.pp > 1 or p.reshard_after_forward == "never"
-        readings = 1 if once else self.config.train.grad_accum_steps
+        """Count FSDP and replicas."""
         for stage in self.stages:
-            blocks, outside = self.of_blocks(stage), self.others(stage)
-            for axes, of_experts in ((FSDP, False), (EFSDP, True)):
-                ranks = self.size(axes)
-                inside = [(n, tensor) for n, tensor in blocks if tensor.of_experts == of_experts]
-                outer = [] if of_experts else [(1, tensor) for tensor in outside]
-                cuts = {"tp": p.tp, "ep": p.ep, "shards": ranks}
-                block, outside_size = (
-                    sum(n * elements(tensor, **cuts) for n, tensor in tensors)
-                    for tensors in (inside, outer)
-                )
-                groups = self.groups(stage, of_experts)
-                outer_groups = self.outer_groups(outside) if outer else 0
-                self.ring(
-                    GATHER,
-                    self.width * readings * (block + outside_size),
-                    axes,
-                    readings * (groups + outer_groups),
-                )
-                again = min(p.regathering_ranks, ranks)  # 1 sends nothing
-                size = self.width * readings * block * (again - 1) // again
-                self.add(GATHER, size, axes, readings * groups * (again > 1))
-                self.ring(
-                    "fsdp: reduce-scatter of gradients",
-                    self.reduced * self.reductions * (block + outside_size),
-                    axes,
-                    self.reductions * (groups + outer_groups),
-                )
-                self.of_replicas(block + outside_size, ranks, groups + outer_groups)
-
-    def of_replicas(self, size: int, ranks: int, groups: int) -> None:
-        """Count sums over replicas: of gradients in every step, or of weights once a period.
-
-        size: parameters cut over `ranks`.
-        """
-        diloco = self.config.diloco
-        if diloco.enabled:
-            calls = diloco.fragments / diloco.sync_period
-            joined = 2 * FP32 * size // ranks // diloco.sync_period
-            self.ring("diloco: all-reduce of weights", joined, DP, calls if size else 0)
-        else:
-            self.ring("hsdp: all-reduce of gradients", 2 * self.reduced * size // ranks, DP, groups)
+            for counted in self.weights.of_stage(self.layers[stage], self.others(stage)):
+                self.add(*counted)
 
     def of_width(self) -> None:
         """Count TP: hidden states into and out of attention and feed-forward, forward and backward,
@@ -357,23 +311,6 @@ class Rank:
         """Number of blocks of the stages, by kind."""
         return self.model.kinds_in([layer for stage in stages for layer in self.layers[stage]])
 
-    def groups(self, stage: int, of_experts: bool) -> int:
-        """Number of FSDP groups in a stage: one for each block, and with ep one for each block's
-        experts.
-        """
-        if of_experts and self.p.ep == 1:
-            return 0
-        kinds = self.kinds(stage).items()
-        return sum(n for kind, n in kinds if kind.moe or not of_experts)
-
-    def outer_groups(self, outside: Iterable[TensorSpec]) -> int:
-        """Number of FSDP groups outside blocks: the embedding, the head, and the rest, unless the
-        head shares the embedding's table.
-        """
-        if self.model.tie_embeddings:
-            return 1
-        return len({tensor.role if tensor.role in (EMBEDDING, HEAD) else "" for tensor in outside})
-
     def recomputed(self, without: str = "") -> list[int]:
         """Blocks of this rank with recomputation. without: only blocks without this kept tensor."""
         policy, n_layers = self.config.train.policy, self.model.n_layers
@@ -388,11 +325,6 @@ class Rank:
     def others(self, stage: int) -> list[TensorSpec]:
         """Parameters of a stage outside its blocks."""
         return outside_blocks(self.model, first=stage == 0, last=stage == self.last_stage)
-
-    def of_blocks(self, stage: int) -> list[tuple[int, TensorSpec]]:
-        """Parameters of a stage inside its blocks, each with its number of blocks."""
-        kinds = self.kinds(stage).items()
-        return [(number, tensor) for kind, number in kinds for tensor in self.tables[kind]]
 
     def mixtures(self, blocks: Iterable[int]) -> int:
         """Number of the blocks with experts."""

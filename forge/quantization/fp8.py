@@ -69,10 +69,17 @@ class ByTorchao:
     """Computes like torchao's Float8Linear, also with a weight already in fp8."""
 
     def __init__(self, recipe: str, *, emulate: bool) -> None:
+        self.options = recipe, emulate
         self.product, self.config, self.mm_config = float8(recipe, emulate=emulate)
         self.gathered = Gathered(self.mm_config)
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
+        if isinstance(weight, self.gathered.kind):
+            # Imported here: the compiler comes along, and takes seconds.
+            from forge.quantization.fp8_gathered import GatheredProduct
+
+            product: Any = GatheredProduct.apply(x, weight.t(), *self.options)
+            return product
         return self.product.apply(x, weight.t(), self.mm_config, self.config)
 
 

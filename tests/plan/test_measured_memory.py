@@ -19,6 +19,7 @@ MODEL = (
     "objective.loss_fn=chunked_cross_entropy optimizer=adamw_large"
 )
 LLAMA = f"model=llama3_8b {MODEL}"
+EXPERTS = f"model=mixtral_8x7b {MODEL} optimizer=adamw model.n_layers=2"
 EIGHT = f"{LLAMA} model.n_layers=8"
 IN_16 = "precision.param_dtype=bf16 precision.stochastic_rounding=true"
 SMALL = f"{MODEL} {IN_16} optimizer.mu_dtype=bf16 optimizer.nu_dtype=bf16 model.vocab_size=512"
@@ -65,6 +66,16 @@ MEASURED = [
         9.96,
         13.78,
     ),
+    (8, False, f"{EXPERTS} parallel.ep=8 parallel.dp_shard=1", 8.54, 11.02),
+    (
+        8,
+        False,
+        f"{EXPERTS} parallel.ep=8 parallel.dp_shard=1 parallel.ep_overlap_degree=2",
+        8.41,
+        11.24,
+    ),
+    (8, False, "experiment=llama3_8b_8gpu_fp8", 39.4, 45.24),
+    (8, False, "experiment=llama3_8b_8gpu_fp8 model.n_layers=2", 8.67, 10.83),
     (1, False, f"model=gemma2_2b {SMALL} model.n_layers=4", 5.73, 6.0),
     (1, False, f"model=gemma3_4b {SMALL} model.n_layers=6", 6.57, 6.63),
     (1, False, f"model=gemma_2b {SMALL} model.n_layers=4", 4.64, 4.8),

@@ -69,6 +69,7 @@ class Block(nn.Module):
             u = self._entering(x if joint is None else joint.entering, norm, post_norm)
             y = self.attention(u, rotation, cache, *seen, **named)
             x = self._added(x, y, post_norm, self.attention_dropout, joint)
+            del y  # it would live until feed-forward ends
         elif cache is not None:
             cache.keep(x.shape[1])
         return x if self.feed_forward is None else self.feed(x)

@@ -1,0 +1,131 @@
+"""Bytes that data parallelism sends: gathered weights, reduced gradients, sums over replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from forge.config.model.activations import FP32
+from forge.config.model.decoder import Decoder
+from forge.config.model.tensors import EMBEDDING, HEAD, TensorSpec, within
+from forge.config.precision import BYTES
+from forge.config.root import Config
+from forge.planning.shapes import elements
+
+GATHER = "fsdp: all-gather of weights"
+DP, FSDP, EFSDP = ("dp_replicate",), ("dp_shard", "cp", "ep"), ("dp_shard", "cp")
+Counted = tuple[str, int, tuple[str, ...], float]
+"""Name of a collective, bytes sent by a rank in a step, axes of the group, and calls."""
+Tensors = Iterable[tuple[int, TensorSpec]]
+"""Parameters, each with its number of blocks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightTraffic:
+    """Collectives of FSDP and of replicas, by stage of a pipeline.
+
+    width: bytes of a number in products. reductions: of gradients in a step.
+    """
+
+    config: Config
+    model: Decoder
+    width: int
+    reductions: int
+
+    def of_stage(self, layers: range, outside: Sequence[TensorSpec]) -> Iterator[Counted]:
+        """Yield the collectives of a stage. outside: its parameters outside of blocks.
+
+        Experts, cut over ep ranks, are sharded over fewer ranks, and are FSDP groups apart.
+        """
+        p, kinds = self.config.parallel, self.model.kinds_in(layers)
+        blocks = self.blocks(layers)
+        experts = [(number, tensor) for number, tensor in blocks if tensor.of_experts]
+        dense = [(number, tensor) for number, tensor in blocks if not tensor.of_experts]
+        mixtures = sum(number for kind, number in kinds.items() if kind.moe) if p.ep > 1 else 0
+        ends, groups = [(1, tensor) for tensor in outside], self.outer_groups(outside)
+        yield from self._of_shards(FSDP, dense, ends, (kinds.total(), groups))
+        yield from self._of_shards(EFSDP, experts, [], (mixtures, 0))
+        yield from self._of_scales([*dense, *ends])
+
+    def blocks(self, layers: range) -> list[tuple[int, TensorSpec]]:
+        """Parameters of blocks, each with its number of blocks; by full name where it matters."""
+        model = self.model
+        if self.config.quantization.gathers_in_fp8:
+            return [
+                (1, tensor)
+                for layer in layers
+                for tensor in within(f"blocks.{layer}", model.block_tensors(model.kind_of(layer)))
+            ]
+        return [
+            (number, tensor)
+            for kind, number in model.kinds_in(layers).items()
+            for tensor in model.block_tensors(kind)
+        ]
+
+    def _of_shards(
+        self, axes: tuple[str, ...], blocks: Tensors, ends: Tensors, groups: tuple[int, int]
+    ) -> Iterator[Counted]:
+        """Yield gathers of weights for each forward pass and, unless weights stay gathered, of
+        blocks again for backward; and reductions of gradients. groups: of FSDP, in blocks and
+        outside of them.
+
+        A pipeline keeps gathered weights for the step.
+        """
+        p, ranks = self.config.parallel, prod(getattr(self.config.parallel, axis) for axis in axes)
+        once = p.pp > 1 or p.reshard_after_forward == "never"
+        readings = 1 if once else self.config.train.grad_accum_steps
+        block, block_bytes = self._sizes(blocks, ranks)
+        end, end_bytes = self._sizes(ends, ranks)
+
+        def share(size: int, of: int) -> int:
+            return size * (of - 1) // of
+
+        sent = share(readings * (block_bytes + end_bytes), ranks)
+        yield GATHER, sent, axes, readings * sum(groups)
+        second = min(p.regathering_ranks, ranks)  # 1 sends nothing
+        sent = share(readings * block_bytes, second)
+        yield GATHER, sent, axes, readings * groups[0] * (second > 1)
+        reduced = 2 if self.config.precision.reduces_in_bf16 else FP32
+        sent = share(reduced * self.reductions * (block + end), ranks)
+        calls = self.reductions * sum(groups)
+        yield "fsdp: reduce-scatter of gradients", sent, axes, calls
+        replicas, shard = p.dp_replicate, (block + end) // ranks
+        diloco = self.config.diloco
+        if diloco.enabled:
+            joined = share(2 * FP32 * shard // diloco.sync_period, replicas)
+            calls = diloco.fragments / diloco.sync_period if shard else 0
+            yield "diloco: all-reduce of weights", joined, DP, calls
+        else:
+            joined = share(2 * reduced * shard, replicas)
+            yield "hsdp: all-reduce of gradients", joined, DP, sum(groups)
+
+    def _of_scales(self, tensors: Tensors) -> Iterator[Counted]:
+        """Yield the all-reduce of an update that finds the scales of weights gathered in fp8."""
+        quantization, ranks = self.config.quantization, self.config.parallel.fsdp
+        if quantization.gathers_in_fp8:
+            number = sum(
+                n for n, tensor in tensors if quantization.gathered_in_fp8(tensor, self.model)
+            )
+            size = 2 * BYTES[self.config.precision.param_dtype] * number
+            sent = size * (ranks - 1) // ranks
+            yield "fsdp: all-reduce of scales", sent, FSDP, number > 0
+
+    def _sizes(self, tensors: Tensors, ranks: int) -> tuple[int, int]:
+        """Elements that `ranks` shard, and bytes of them gathered."""
+        p, quantization = self.config.parallel, self.config.quantization
+        options = {"model": self.model, "width": self.width}
+        count = size = 0
+        for number, tensor in tensors:
+            of_tensor = number * elements(tensor, tp=p.tp, ep=p.ep, shards=ranks)
+            count += of_tensor
+            size += quantization.gathered_bytes(tensor, (of_tensor,), **options)
+        return count, size
+
+    def outer_groups(self, outside: Iterable[TensorSpec]) -> int:
+        """Number of FSDP groups outside blocks: the embedding, the head, and the rest, unless the
+        head shares the embedding's table.
+        """
+        if self.model.tie_embeddings:
+            return 1
+        return len({tensor.role if tensor.role in (EMBEDDING, HEAD) else "" for tensor in outside})

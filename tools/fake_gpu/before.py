@@ -33,8 +33,9 @@ def section(rows: Mapping[str, str], bounds: Mapping[str, Mapping[str, float]]) 
     lines = [
         f"## {TITLE}\n",
         "Before, then after: step 2 of 3 on the fake GPU, GiB at its peak. The figures before are",
-        f"those of this page at `{before['commit']}`, where a row names no other source;",
-        "they stand in `tools/fake_gpu/before.json`. Those after are the rows above. One figure: none before.",
+        f"those of this page at `{before['commit']}`, where a row names no other source, kept in",
+        "`tools/fake_gpu/before.json`; those after are the rows above. Where a cell has one",
+        "figure, there is none before.",
         "",
         *(f"- {name}: {text}" for name, text in before["findings"].items()),
         "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import Any
 
 import torch
@@ -126,10 +127,13 @@ def of_fla(mixer: GatedDeltaNetConfig) -> str:
     if mixer.gdn_kernel == "torch":
         return ""
     cuda = torch.cuda.is_available()
-    reason = kernels_lack(hopper=cuda and torch.cuda.get_device_capability()[0] == HOPPER)
+    hopper = cuda and torch.cuda.get_device_capability()[0] == HOPPER
+    reason = kernels_lack(hopper)
     if reason and cuda and mixer.gdn_kernel == "fla":
         message = "the kernels of flash-linear-attention cannot be used"
         raise ValueError(f"mixer.gdn_kernel=fla: {message}: {reason}; mixer.gdn_kernel=torch")
+    if reason and hopper and not kernels_lack():  # a rule has told what is known without a GPU
+        warnings.warn(f"mixer.gdn_kernel=auto is torch's chunks: {reason}", stacklevel=2)
     return reason
 
 

@@ -160,9 +160,10 @@ def test_on_a_gpu_that_has_them_wrong_auto_leaves_them_and_fla_says_why(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(
-        gated_delta_net, "kernels_lack", lambda hopper: "they are wrong" if hopper else ""
+        gated_delta_net, "kernels_lack", lambda hopper=False: "they are wrong" if hopper else ""
     )
-    layer = GatedDeltaNet(small_section(mixer=mixer("auto")))
+    with pytest.warns(UserWarning, match=r"auto is torch's chunks: they are wrong"):
+        layer = GatedDeltaNet(small_section(mixer=mixer("auto")))
     on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), element_size=lambda: 2)
     assert not layer.by_kernel(on_gpu)
     with pytest.raises(ValueError, match=r"be used: they are wrong; mixer\.gdn_kernel=torch"):

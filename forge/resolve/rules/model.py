@@ -144,6 +144,24 @@ def gdn_kernel(model: Decoder, precision: Precision, world: World) -> Findings:
         yield key, f"the kernels of flash-linear-attention: {reason}.", f"{key}=auto{alternative}"
 
 
+@rule(
+    "model.gdn_chunks",
+    *("model.mixer", *KINDS, "run.device", "precision.mixed_precision"),
+    warning=True,
+)
+def gdn_chunks(model: Decoder, precision: Precision, world: World) -> Findings:
+    """On an NVIDIA GPU in 16 bits gated delta nets should have flash-linear-attention's kernels."""
+    if world.device != "cuda" or precision.mixed_precision == "fp32" or world.planned:
+        return
+    for layer_key, layer in model.in_use():
+        mixer, key = layer.mixer, f"{layer_key}.mixer.gdn_kernel"
+        automatic = isinstance(mixer, GatedDeltaNet) and mixer.gdn_kernel == "auto"
+        if automatic and (reason := kernels_lack()):
+            message = f"{key}=auto is torch's chunks, many small kernels, without those of"
+            other = f"{key}=torch, or pip install 'forge-lm[fla]'"
+            yield key, f"{message} flash-linear-attention: {reason}.", other
+
+
 @rule("model.vocab_size", "model.vocab_size", "tokenizer.vocab_size")
 def vocab_size(model: Model, tokenizer: Tokenizer) -> Findings:
     """model.vocab_size must cover every id of the tokenizer."""

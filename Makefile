@@ -49,7 +49,7 @@ cuda: $(CUDA)/.installed ## every preset and layout on a fake GPU, with torch's 
 # '===' keeps a CPU build, 2.11.0+cpu, out.
 $(CUDA)/.installed: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(CUDA)
-	$(CUDA)/bin/python -m pip install --quiet --disable-pip-version-check 'torch===2.11.0' --editable .
+	$(CUDA)/bin/python -m pip install --quiet --disable-pip-version-check 'torch===2.11.0' --editable '.[fla]'
 	touch $@
 
 nightly: install lint audit oldest newest cuda site ## everything, on both ends of the ranges

@@ -83,6 +83,7 @@ GRID = (  # plan, recomputed, micro-batch, quantization; the most telling first
 )
 LLAMA = "train=long train.seq_len=4096 precision=bf16 objective.ce_chunk_size=2048"
 LARGE = f"{LLAMA} {CHUNKED} {PLANS['D']}"
+DELTA = "model=qwen3_next_80b_a3b model.n_layers=4 train.batch_size=1"
 PRESETS = {  # whole experiments, and models cut down to a few layers to fit
     "llama3_8b_one_h200": "experiment=llama3_8b_one_h200",
     "llama3_8b_one_h200_fp8": "experiment=llama3_8b_one_h200_fp8",
@@ -91,7 +92,8 @@ PRESETS = {  # whole experiments, and models cut down to a few layers to fit
     "LoRA": "experiment=llama3_8b_lora_one_gpu",
     "QLoRA": "experiment=llama3_8b_qlora_24gb",
     "MLA": f"model=deepseek2_16b model.n_layers=6 train.batch_size=2 {LARGE}",
-    "gated delta nets": f"model=qwen3_next_80b_a3b model.n_layers=4 train.batch_size=1 {LARGE}",
+    "gated delta nets": f"{DELTA} {LARGE}",  # by fla-core, where it is installed and right
+    "gated delta nets by torch": f"{DELTA} {LARGE} +model.kinds.delta.mixer.gdn_kernel=torch",
     "Muon": f"model=llama3_2_1b {LLAMA} {CHUNKED} optimizer=muon train.batch_size=4",
     "DPO": "model=llama3_2_1b train=long train.seq_len=2048 train.batch_size=4 precision=bf16 "
     f"{PLANS['E']} objective=dpo data=preference_demo tokenizer=bytes",

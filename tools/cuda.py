@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fake_gpu import before as earlier
 from fake_gpu import case as fake
 from fake_gpu import check
 from fake_gpu.cases import CASES, Case
@@ -124,13 +125,18 @@ def run_cases(cases: Sequence[Case], options: argparse.Namespace) -> int:
 
 
 def write_page(rows: Sequence[str]) -> None:
-    """Put rows into the page's table, in the order of the cases; what stands below it stays."""
-    before, _, below = PAGE.read_text().partition("\n## ")
+    """Put rows into the page's table, in the order of the cases, and write its section of before
+    and after from the table; all else stays.
+    """
+    before, *sections = earlier.sections_of(PAGE.read_text())
     by_name = {
         line.split("|")[1].strip(): line for line in [*before.splitlines(), *rows] if "|" in line
     }
     table = [by_name[case.name] for case in CASES if case.name in by_name]
-    PAGE.write_text(INTRODUCTION + "\n".join(table) + "\n" + (below and f"\n## {below}"))
+    written = earlier.section(by_name, check.load())
+    others = [each for each in sections if not each.startswith(f"## {earlier.TITLE}\n")]
+    parts = [INTRODUCTION + "\n".join(table) + "\n", written, *others]
+    PAGE.write_text("\n".join(parts))
 
 
 def measure(case: Case, options: argparse.Namespace) -> dict[str, Any]:

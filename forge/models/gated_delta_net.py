@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from forge.config.model.decoder import Decoder as DecoderConfig
+from forge.config.model.mixers.flash_linear import kernels_lack
 from forge.config.model.mixers.gated_delta_net import GatedDeltaNet as GatedDeltaNetConfig
 from forge.models.attention import KEPT_NAMES as OF_ATTENTION
 from forge.models.cache import LayerCache
@@ -22,6 +24,9 @@ FORGOTTEN = -30.0
 """Logarithm of the state's factor where a document begins, for a kernel without an option to empty
 the state: below the precision of fp32 beside any other summand.
 """
+
+HOPPER = 9
+"""Compute capability of an H100 and an H200, without its second number."""
 
 REFERENCE_CHUNK = 64
 """Tokens of a chunk where torch computes the operator."""
@@ -42,7 +47,7 @@ class GatedDeltaNet(ConvolutionMixer):
         mixer, dim = section.mixer, section.dim
         assert isinstance(mixer, GatedDeltaNetConfig)
         self.section, heads = mixer, mixer.gdn_num_value_heads
-        self.has_fla = mixer.has_fla()  # not in a compiled block: a look for a package breaks it
+        self.fla_lacks = of_fla(mixer)  # not in a compiled block: a look for a package breaks it
         keys = mixer.gdn_num_key_heads * mixer.gdn_key_head_dim
         values = heads * mixer.gdn_value_head_dim
         self.conv_q, self.conv_k, self.conv_v = (
@@ -106,15 +111,30 @@ class GatedDeltaNet(ConvolutionMixer):
         return chunked(fed, self.section.gdn_chunk_size, state)
 
     def by_kernel(self, x: Tensor) -> bool:
-        """Whether flash-linear-attention computes the rule: on request, or with `auto` where
-        installed. The kernels are for 16 bits.
+        """Whether flash-linear-attention computes the rule: on request, or with `auto` where its
+        kernels can. They are for 16 bits.
         """
         chosen = self.section.gdn_kernel
         if chosen != "auto":
             return chosen == "fla"
         if x.device.type != "cuda" or x.element_size() != 2:
             return False
-        return self.has_fla
+        return not self.fla_lacks
+
+
+def of_fla(mixer: GatedDeltaNetConfig) -> str:
+    """Why this process cannot use flash-linear-attention, or ''; ValueError where it must."""
+    if mixer.gdn_kernel == "torch":
+        return ""
+    cuda = torch.cuda.is_available()
+    hopper = cuda and torch.cuda.get_device_capability()[0] == HOPPER
+    reason = kernels_lack(hopper)
+    if reason and cuda and mixer.gdn_kernel == "fla":
+        message = "the kernels of flash-linear-attention cannot be used"
+        raise ValueError(f"mixer.gdn_kernel=fla: {message}: {reason}; mixer.gdn_kernel=torch")
+    if reason and hopper and not kernels_lack():  # a rule has told what is known without a GPU
+        warnings.warn(f"mixer.gdn_kernel=auto is torch's chunks: {reason}", stacklevel=2)
+    return reason
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -138,10 +158,12 @@ def by_fla(fed: DeltaInputs, state: Tensor | None, dtype: torch.dtype) -> tuple[
 def _rule(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The rule by flash-linear-attention, or where it is not installed by torch's products."""
+    """The rule by flash-linear-attention; on a CPU without it, by torch's products."""
     try:
         kernels: Any = importlib.import_module("fla.ops.gated_delta_rule")
     except ImportError:
+        if q.is_cuda:
+            raise
         output, last = chunked(DeltaInputs(q, k, v, decay, beta), REFERENCE_CHUNK, state)
     else:
         output, last = kernels.chunk_gated_delta_rule(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
-from fake_gpu import check
+from fake_gpu import before, check
 from fake_gpu.cases import CASES, Case, read
 
 CASE = Case(name="planted", words="", ranks=8, kernels="flash")
@@ -123,3 +124,14 @@ def test_a_line_of_the_table_is_a_case() -> None:
     ]
     with pytest.raises(ValueError, match="a: there is no setting rank"):
         read("a | rank=8 | seed=3")
+
+
+def test_each_finding_has_a_case_that_shows_it_before_and_after():
+    figures = json.loads(before.BEFORE.read_text())
+    shown = {name for row in figures["rows"] for name in row["finding"].split(", ")}
+    assert shown == set(figures["findings"]) == {f"G{n}" for n in range(1, 7)}
+    assert {row["case"] for row in figures["rows"]} <= {case.name for case in CASES}
+    cells = "| saves | 874 | 0.01 | 7 | 0.08 | 0.08 | 1.00 | 0.12 | 0.13 | 1.07 | 0 | 0 | 5e-06 |"
+    section = before.section({"saves": cells}, {"saves": {"other_device": 0}})
+    changes = "908 → 874 | 0.01 → 0.01 | 6 → 7 | 0 → 0 | 0.08 → 0.08 | 0.12 → 0.12 | 0.23 → 1.00"
+    assert section.splitlines()[-1] == f"| G6 | saves | {changes} | 3 → 0 |  |"

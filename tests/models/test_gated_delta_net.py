@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,33 +181,6 @@ def test_flops_are_those_counted_and_those_of_the_solution(small_section) -> Non
     unseen = 24 * (2 * triangle - triangle) + first + last
     counted = counter.get_total_flops() + chosen.n_layers * unseen
     assert counted == 24 * chosen.flops_per_token(24)
-
-
-def test_flash_linear_attention_is_given_what_it_takes(monkeypatch) -> None:
-    """Its kernels run on a GPU only: here stands what they compute, in their place."""
-    seen: dict[str, Any] = {}
-
-    def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, **options):
-        seen.update(options, dtypes=(q.dtype, k.dtype, v.dtype))
-        assert scale is None
-        assert options.pop("output_final_state")
-        return chunked(DeltaInputs(q, k, v, g, beta), 8, state=options.pop("initial_state"))
-
-    package = ModuleType("fla.ops.gated_delta_rule")
-    package.chunk_gated_delta_rule = chunk_gated_delta_rule  # type: ignore[attr-defined]
-    for name in ("fla", "fla.ops"):
-        module = SimpleNamespace(__spec__=ModuleSpec(name, None))
-        monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setitem(sys.modules, package.__name__, package)
-    layer = GatedDeltaNet(section(gdn_kernel="fla"))
-    randomise(layer)
-    x = torch.randn(2, SEQ, DIM, generator=torch.Generator().manual_seed(1))
-    places = torch.arange(SEQ).expand(2, SEQ) % 7
-    found = [layer(x), layer(x, None, None, places)]
-    assert seen["dtypes"] == (torch.float32,) * 3
-    layer.section.gdn_kernel = "torch"
-    for one, other in zip(found, (layer(x), layer(x, None, None, places)), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 def rule_inputs(dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:

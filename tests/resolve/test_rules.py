@@ -55,7 +55,7 @@ NOTHING_TO_TYPE = {
     "run.host_memory": "a smaller model, whose size SMALL says already, or a machine with GPUs",
 }
 """Rules whose advice is, in some cases, nothing that could be typed as it stands."""
-ON_GPUS = ("run.gpus", "parallel.memory", "parallel.world_size")
+ON_GPUS = ("run.gpus", "model.gdn_chunks", "parallel.memory", "parallel.world_size")
 """Rules that break on a machine with GPUs; for others these are there where the rule is kept."""
 
 

@@ -48,7 +48,7 @@ def train(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     words = [*case["words"], *([f"run.num_processes={ranks}"] if ranks > 1 else [])]
     folders = [f"run.dir={folder / 'run'}", f"data.cache_dir={folder / 'cache'}"]
     run_dir, _ = directory.prepare_directory(resolved([*words, *folders]), overrides=())
-    stand_ins.install(ranks)
+    stand_ins.install(ranks, any("gdn_kernel=fla" in word for word in words))
     session = build_session(run_dir, trust=[])
     loop = build_loop(session)
     built = take_counts(folder)

@@ -17,16 +17,18 @@ CALLS: Counter[str] = Counter()
 LIBRARY = torch.library.Library("aten", "IMPL")
 
 
-def install(ranks: int) -> None:
+def install(ranks: int, delta_kernels: bool = False) -> None:
     """Replace cuDNN's attention, the drawing of initial weights, the choice of experts, and the
     product by which a start checks the device.
 
-    ranks: with several, this process is rank 0, alone.
+    ranks: with several, this process is rank 0, alone. delta_kernels: flash-linear-attention runs.
     """
     _replace_cudnn()
     _leave_weights()
     _choose_experts_in_turn()
     _pass_health_check()
+    if delta_kernels:
+        _let_delta_kernels_run()
     if ranks > 1:
         _join_alone(ranks)
         _send_equal_numbers()
@@ -75,6 +77,20 @@ def _pass_health_check() -> None:
     from forge.training.health import at_start
 
     at_start.device_fault = lambda device: ""
+
+
+def _let_delta_kernels_run() -> None:
+    """Lift what refuses flash-linear-attention on Hopper with torch 2.11's Triton, a fault of
+    values; and take the first configuration of each of its kernels: no time can be measured.
+    """
+    from fla.ops.common import chunk_o  # pyright: ignore[reportMissingImports]
+    from triton.runtime.autotuner import Autotuner  # pyright: ignore[reportMissingImports]
+
+    from forge.models import gated_delta_net
+
+    chunk_o.TRITON_ABOVE_3_7_1 = True
+    gated_delta_net.kernels_lack = lambda hopper=False: ""
+    Autotuner._bench = lambda self, *arguments, config, **options: [0.0] * 3
 
 
 def _leave_weights() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from forge.config.model.decoder import Decoder
 from forge.config.model.hub_folder import FolderDecoder
 from forge.config.model.layer import Model
+from forge.config.model.mixers.flash_linear import kernels_lack
 from forge.config.model.mixers.gated_delta_net import GatedDeltaNet
 from forge.config.model.mixers.indexer import indexed
 from forge.config.model.mtp import MTP
@@ -136,11 +137,29 @@ def gdn_kernel(model: Decoder, precision: Precision, world: World) -> Findings:
             reason = f"run.device is {world.device}, and they are for an NVIDIA GPU"
         elif precision.mixed_precision == "fp32":
             reason = "precision.mixed_precision is fp32, and they are for 16 bits"
-        elif not mixer.has_fla():
-            reason, alternative = "they are not installed", ", or pip install 'forge-lm[fla]'"
+        elif reason := kernels_lack():
+            alternative = ", or pip install 'forge-lm[fla]'"
         else:
             continue
         yield key, f"the kernels of flash-linear-attention: {reason}.", f"{key}=auto{alternative}"
+
+
+@rule(
+    "model.gdn_chunks",
+    *("model.mixer", *KINDS, "run.device", "precision.mixed_precision"),
+    warning=True,
+)
+def gdn_chunks(model: Decoder, precision: Precision, world: World) -> Findings:
+    """On an NVIDIA GPU in 16 bits gated delta nets should have flash-linear-attention's kernels."""
+    if world.device != "cuda" or precision.mixed_precision == "fp32" or world.planned:
+        return
+    for layer_key, layer in model.in_use():
+        mixer, key = layer.mixer, f"{layer_key}.mixer.gdn_kernel"
+        automatic = isinstance(mixer, GatedDeltaNet) and mixer.gdn_kernel == "auto"
+        if automatic and (reason := kernels_lack()):
+            message = f"{key}=auto is torch's chunks, many small kernels, without those of"
+            other = f"{key}=torch, or pip install 'forge-lm[fla]'"
+            yield key, f"{message} flash-linear-attention: {reason}.", other
 
 
 @rule("model.vocab_size", "model.vocab_size", "tokenizer.vocab_size")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,7 +43,7 @@ class GatedDeltaNet(Mixer):
     gdn_kernel: str = opt(
         "auto",
         "what computes it: torch, or the kernels of flash-linear-attention; auto = these on an "
-        "NVIDIA GPU in 16 bits, where they are installed",
+        "NVIDIA GPU in 16 bits, where they are installed and right",
         choices=("auto", "torch", "fla"),
     )
 
@@ -56,11 +55,6 @@ class GatedDeltaNet(Mixer):
     @property
     def value_width(self) -> int:
         return self.gdn_num_value_heads * self.gdn_value_head_dim
-
-    @staticmethod
-    def has_fla() -> bool:
-        """Whether flash-linear-attention is installed."""
-        return importlib.util.find_spec("fla") is not None
 
     def cut_heads(self, layer: LayerShape) -> dict[str, int]:
         return {

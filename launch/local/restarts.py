@@ -112,7 +112,8 @@ class RestartedRanks:
         self.furthest = max(step, self.furthest)
         if self.stuck >= STUCK:
             where = "its first step" if self.furthest < 0 else f"step {self.furthest}"
-            self.say(f"not started again: {STUCK} starts in a row have not come beyond {where}")
+            text = f"not started again: {STUCK} starts in a row have not come beyond {where}"
+            self.say(f"{text}. Mend the cause of their end, then resume the run")
             return False
         if self.restarts >= self.section.max_restarts:
             self.say(f"not started again: run.max_restarts={self.section.max_restarts} is used up")

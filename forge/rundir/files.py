@@ -267,8 +267,8 @@ def check_rename(folder: Path) -> None:
         hint = "and a save is renamed once it is whole; mounted object stores are such"
         raise NoRename(error.errno, f"{reason}, {hint}") from error
     finally:
-        for place in (source, target):
-            shutil.rmtree(place, ignore_errors=True)
+        for scratch in (source, target):
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _json(content: Any) -> str:

@@ -151,9 +151,9 @@ class Ledger:
     def _text(self) -> str:
         """The record as JSON, with the step first."""
         moment = time.time() - (time.perf_counter() - self._since)
-        rest = {"time": moment, "name": self.name, "first": self.steps[0]}
-        rest |= {"seconds": self._rounded()}
-        return f"{HEAD}{self.steps[1]:{DIGITS}}, {self._start}, {json.dumps(rest)[1:]}"
+        fields = {"time": moment, "name": self.name, "first": self.steps[0]}
+        fields |= {"seconds": self._rounded()}
+        return f"{HEAD}{self.steps[1]:{DIGITS}}, {self._start}, {json.dumps(fields)[1:]}"
 
     def _rounded(self) -> dict[str, float]:
         return {name: round(value, 4) for name, value in self.seconds.items()}

@@ -87,10 +87,11 @@ def fault(member: Member, members: Sequence[Member]) -> str:
         message = f"{REPLICA}={member.replica_id}: another replica group has this number"
         return f"{message}, and reads the same part of each batch; give each its own"
     if first.ranks != member.ranks:
-        ranks, others = counted(member.ranks, "rank"), counted(first.ranks, "rank")
-        message = f"fault_tolerance: replica group {member.replica_id} has {ranks}, and group"
-        message += f" {first.replica_id} has {others}: each exchanges with the rank of its number"
-        return f"{message}. Start it with {others}, as by run.num_processes={first.ranks}"
+        message = f"fault_tolerance: replica group {member.replica_id} has"
+        message += f" {counted(member.ranks, 'rank')}, and group {first.replica_id} has"
+        ranks = counted(first.ranks, "rank")
+        message += f" {ranks}: each exchanges with the rank of its number"
+        return f"{message}. Start it with {ranks}, as by run.num_processes={first.ranks}"
     unequal = differences(member, first)
     if not unequal:
         return ""

@@ -42,9 +42,8 @@ class Joining:
 
         Raises ValueError without an answer of the lighthouse.
         """
-        self.section, self.options, self.trained = section, options, False
-        self.ranks = ranks
-        self.fault, self.faults = "", list[str]()
+        self.section, self.ranks, self.options = section, ranks, options
+        self.trained, self.fault, self.faults = False, "", list[str]()
         os.environ.setdefault("RUST_LOG", "warn")  # of torchft, which else writes 6 lines a step
         import torchft  # type: ignore[import-not-found]
 
@@ -77,14 +76,14 @@ class Joining:
 
     def _place(self, ranks: Ranks, wait: timedelta) -> dict[str, Any]:
         """A rank's place in its group, and the group's store, started by the main rank."""
-        place: tuple[str, int] | None = None
+        endpoint: tuple[str, int] | None = None
         if ranks.main:
             host = socket.gethostname() if ranks.size > 1 else "localhost"
             self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=wait)
-            place = host, self.store.port
-        place = ranks.from_main(place)
-        assert place is not None
-        host, port = place
+            endpoint = host, self.store.port
+        endpoint = ranks.from_main(endpoint)
+        assert endpoint is not None
+        host, port = endpoint
         if not ranks.main:
             self.store = TCPStore(host, port, wait_for_workers=False, timeout=wait)
         numbers = {"rank": ranks.rank, "world_size": ranks.size}

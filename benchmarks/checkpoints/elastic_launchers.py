@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from forge.rundir.files import read_rows
 from forge.rundir.outcome import attempts
 from forge.rundir.wall_clock.goodput import Goodput, read_goodput
 
-STEPS, BEFORE, BETWEEN = 120, 12, 8
+STEPS, BEFORE, BETWEEN = 120, 12, 14  # between kills more than checkpoint.interval
 SIZES = (4, 3, 4)
 PATIENCE = 900.0
 OWN = ("run.num_processes", "train.max_steps", "run.trust")
@@ -66,6 +67,9 @@ class Comparison:
         faults = []
         if [ranks for ranks, _ in self.starts][-len(sizes) :] != list(sizes):
             faults.append(f"ranks of the starts: {self.starts}")
+        firsts = [step for _, step in self.starts][-len(sizes) :]
+        if any(later <= first for first, later in pairwise(firsts)):
+            faults.append(f"a start's steps were all made again by the next one: {self.starts}")
         if self.steps != steps:
             faults.append(f"{self.steps} steps instead of {steps}")
         if not self.same_samples:

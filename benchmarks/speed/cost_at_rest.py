@@ -3,12 +3,13 @@ off and on in turn inside of one run.
 
     python benchmarks/speed/cost_at_rest.py > benchmarks/results/cost_at_rest.md
 
-Blocks of steps in turn, A B B A: with nothing of it, with the defaults (the ledger on the disk
-after every step, a sign of each step), and with statistics of activations, gradients and weights
-every 10 steps too. Seconds of the CPU of the thread that trains, with one thread, which those who
-share the machine add little to; the figure is the median over pairs of neighbouring blocks. On a
-loaded machine the pairs scatter by more than what is looked for; so the calls that a step makes are
-timed by themselves too, as is the thread that gives signs of life every 20 seconds.
+Blocks of steps in turn, A B B A: with nothing of it, with the defaults (the number of each step on
+the disk, the ledger once a second, a sign of each step), and with statistics of activations,
+gradients and weights every 10 steps too. Seconds of the CPU of the thread that trains, with one
+thread, which those who share the machine add little to; the figure is the median over pairs of
+neighbouring blocks. On a loaded machine the pairs scatter by more than what is looked for; so the
+calls that a step makes are timed by themselves too, as is the thread that gives signs of life every
+20 seconds.
 """
 
 from __future__ import annotations
@@ -148,9 +149,8 @@ def calls() -> float:
         signs.begin(0)
         began = time.thread_time()
         for step in range(1, CALLS + 1):
-            with ledger.span("data_wait"):
-                pass
-            ledger.rename("data_wait", "rollout", 0.0)
+            ledger.enter("data_wait")
+            ledger.enter("step")
             with ledger.span("checkpoint"):
                 pass
             signs.finished(step)

@@ -20,7 +20,7 @@ from forge.config.problems import refusal
 from forge.config.root import Config
 from forge.rundir import provenance, saved_config, versions
 from forge.rundir.annotations import annotate
-from forge.rundir.files import read_object, write_json
+from forge.rundir.files import NoRename, check_rename, read_object, write_json
 from forge.rundir.lock import DirectoryInUse, Lock
 from forge.rundir.provenance import Provenance
 from forge.rundir.saved_config import (
@@ -123,6 +123,7 @@ def create(
                     f"another process has just made a run in {path}. "
                     "Type the command again, or give another run.dir"
                 )
+            check_rename(path)
             write_json(path / MADE_WITH, {"run_id": secrets.token_hex(8), **made.facts})
             if made.diff and config.run.record_diff:
                 (path / "git.diff").write_text(made.diff, encoding="utf-8")
@@ -287,4 +288,6 @@ def _explained(path: Path, key: str, absent: Sequence[Path] = ()) -> Iterator[No
                 folder.rmdir()
         message = f"the run directory {path} cannot be written: {error.strerror or error}."
         hint = "choose another place with run.root or run.dir"
+        if isinstance(error, NoRename):
+            hint = f"{key} on a disk, and checkpoint.remote=s3://bucket/runs for copies in a store"
         raise refusal(f"{key}={path}", message, hint) from None

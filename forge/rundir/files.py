@@ -7,6 +7,8 @@ import logging
 import math
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +29,10 @@ TAIL = 16_384  # bytes read from the end of a long file
 
 class Damaged(ValueError):
     """A YAML file not as written by forge."""
+
+
+class NoRename(OSError):
+    """A file system that cannot rename folders, as a mounted object store."""
 
 
 @contextmanager
@@ -247,6 +253,22 @@ def unwritable(path: str) -> str:
     if not nearest.is_dir():
         return f"{nearest} is no directory"
     return "" if os.access(nearest, os.W_OK | os.X_OK) else f"you may not write in {nearest}"
+
+
+def check_rename(folder: Path) -> None:
+    """Rename a folder with a file in it, below a folder, as saves are. Raises NoRename."""
+    source = Path(tempfile.mkdtemp(prefix=".rename_", dir=folder))
+    target = source.with_suffix(".renamed")
+    try:
+        (source / "file").touch()
+        source.rename(target)
+    except OSError as error:
+        reason = f"folders cannot be renamed there ({error.strerror or error})"
+        hint = "and a save is renamed once it is whole; mounted object stores are such"
+        raise NoRename(error.errno, f"{reason}, {hint}") from error
+    finally:
+        for scratch in (source, target):
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _json(content: Any) -> str:

@@ -252,9 +252,11 @@ class Loop(Moments):
     def _next(self, steps: Iterator[Step]) -> Step:
         """Wait for the data of a step; a rollout is no waiting for data."""
         before = sum(self.loader.parts.values())
-        with self.ledger.span("data_wait"):
-            step = next(steps)
-        self.ledger.rename("data_wait", "rollout", sum(self.loader.parts.values()) - before)
+        self.ledger.enter("data_wait")
+        step = next(steps)
+        self.ledger.enter("step")
+        if rolled_out := sum(self.loader.parts.values()) - before:
+            self.ledger.rename("data_wait", "rollout", rolled_out)
         return step
 
     def _step(self, step: Step) -> None:

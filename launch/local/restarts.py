@@ -15,7 +15,8 @@ from forge.launch.local.elastic import Elastic
 from forge.launch.local.processes import Ranks
 from forge.rundir import outcome
 from forge.rundir.on_end import run_on_end
-from forge.rundir.wall_clock import ledger, starts
+from forge.rundir.wall_clock import starts
+from forge.rundir.wall_clock.record import UNBEGUN, cause_of_command, read_record
 
 PAUSE = 1.0  # seconds until ports and memory of the dead ranks are free
 STUCK = 3  # deaths in a row without a step beyond the furthest one
@@ -50,13 +51,13 @@ class RestartedRanks:
         if say is not None:
             options["say"] = say
         self.lost: set[int] = set()  # ranks of all, by the number they have with all ranks
-        self.restarts, self.furthest, self.stuck = 0, ledger.UNBEGUN, 0
+        self.restarts, self.furthest, self.stuck = 0, UNBEGUN, 0
         self.passed_on: set[int] = set()
         self._due: float | None = None
         self._size, self._since, self._growing = ranks, time.time(), False
         self._earlier: int | None = None
         self._ended = False
-        self._ranks = self._started(ledger.cause_of_command(run_dir))
+        self._ranks = self._started(cause_of_command(run_dir))
         self.say = self._ranks.say
 
     @property
@@ -106,12 +107,13 @@ class RestartedRanks:
             return False
         if _result_time(self.run_dir) not in (None, self._earlier):
             return False  # it stopped, or a check of forge's ended it
-        step = (ledger.read_record(self.run_dir) or {}).get("step", ledger.UNBEGUN)
+        step = (read_record(self.run_dir) or {}).get("step", UNBEGUN)
         self.stuck = 0 if step > self.furthest else self.stuck + 1
         self.furthest = max(step, self.furthest)
         if self.stuck >= STUCK:
             where = "its first step" if self.furthest < 0 else f"step {self.furthest}"
-            self.say(f"not started again: {STUCK} starts in a row have not come beyond {where}")
+            text = f"not started again: {STUCK} starts in a row have not come beyond {where}"
+            self.say(f"{text}. Mend the cause of their end, then resume the run")
             return False
         if self.restarts >= self.section.max_restarts:
             self.say(f"not started again: run.max_restarts={self.section.max_restarts} is used up")
@@ -144,7 +146,7 @@ class RestartedRanks:
         waited = time.time() - self._since
         if not self.lost or self._growing or self.passed_on or waited < 60 * minutes:
             return
-        record = ledger.read_record(self.run_dir)
+        record = read_record(self.run_dir)
         if record is None or record["began"] < self._since or record["step"] <= record["first"]:
             return  # a start that has not made a step yet takes no signal
         self._growing = True

@@ -30,7 +30,7 @@ from forge.rundir.on_end import run_on_end
 from forge.rundir.provenance import now
 from forge.rundir.saved_config import ATTEMPTS, CONFIG, newest
 from forge.rundir.signs import silent_ranks
-from forge.rundir.wall_clock import ledger
+from forge.rundir.wall_clock.record import UNBEGUN, read_record
 
 ENDED = re.compile(r"^srun: error: (\S+): (tasks? [\d,-]+): (.+)$", re.MULTILINE)
 BY_SIGNAL = ("Killed", "Segmentation fault", "Bus error", "Illegal instruction")
@@ -83,7 +83,7 @@ def _final(run_dir: Path, fields: dict[str, str], code: int, most: int) -> str:
         return "a mistake in the options"
     if (result := outcome.read_result(run_dir)) is not None:
         return f"the run has ended by itself ({result.reason})"
-    steps = [row.get("reached", ledger.UNBEGUN) for row in _restarts(run_dir)]
+    steps = [row.get("reached", UNBEGUN) for row in _restarts(run_dir)]
     if len(steps) >= most:
         return f"launch.max_restarts={most} is used up"
     stuck, furthest = starts_in_vain([*steps, _reached(run_dir)])
@@ -161,7 +161,7 @@ def cause_of_death(run_dir: Path, log: Path, fields: dict[str, str]) -> Death:
 
 def starts_in_vain(steps: Iterable[int]) -> tuple[int, int]:
     """The last starts without a step beyond the furthest one, and that step; steps: reached."""
-    stuck, furthest = 0, ledger.UNBEGUN
+    stuck, furthest = 0, UNBEGUN
     for step in steps:
         stuck = 0 if step > furthest else stuck + 1
         furthest = max(step, furthest)
@@ -195,7 +195,7 @@ def _other_nodes(fields: dict[str, str], excluded: set[str]) -> int:
 
 
 def _reached(run_dir: Path) -> int:
-    return (ledger.read_record(run_dir) or {}).get("step", ledger.UNBEGUN)
+    return (read_record(run_dir) or {}).get("step", UNBEGUN)
 
 
 def _restarts(run_dir: Path) -> list[dict[str, Any]]:

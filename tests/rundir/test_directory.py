@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
@@ -124,6 +125,27 @@ def test_a_directory_that_cannot_be_filled_is_no_run(monkeypatch: pytest.MonkeyP
             directory.create(checked, overrides=())
     assert not Path("a").exists()
     assert directory.create(checked, overrides=())[0].name == "b"
+
+
+def test_a_place_whose_folders_cannot_be_renamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a mounted object store: refused before a step is made, and nothing is left."""
+    checked, rename = resolution("run.dir=a/b"), os.rename
+
+    def files_alone(source: os.PathLike[str], target: os.PathLike[str]) -> None:
+        if os.path.isdir(source):
+            raise OSError(errno.ENOSYS, "Function not implemented")
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", files_alone)
+        with pytest.raises(ConfigError) as refused:
+            directory.create(checked, overrides=())
+    (problem,) = refused.value.problems
+    assert "folders cannot be renamed there (Function not implemented), and a save" in problem.what
+    assert problem.fix.startswith("run.dir on a disk, and checkpoint.remote=s3://")
+    assert not Path("a").exists()
+    made, _ = directory.create(checked, overrides=())
+    assert not [path for path in made.iterdir() if "rename" in path.name]
 
 
 def test_the_result_of_a_run(tmp_path: Path) -> None:

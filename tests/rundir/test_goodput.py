@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from forge.rundir.wall_clock import ledger as ledgers
 from forge.rundir.wall_clock import starts
 from forge.rundir.wall_clock.goodput import Start, add_up, read_goodput
 from forge.rundir.wall_clock.ledger import Ledger
+from forge.rundir.wall_clock.record import RECORD, read_record
 from forge.rundir.wall_clock.starts import LAUNCHED, note_exit, note_submission
 
 
@@ -96,6 +96,10 @@ def test_a_start_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
                 time.sleep(0.02)
             ledger.saved(2)
             saved = time.time()
+    record = read_record(tmp_path)
+    assert record is not None
+    ledger.step(4)
+    assert read_record(tmp_path) == record | {"step": 4}  # its seconds follow within a second
     at_work = read_goodput(tmp_path, running=True)
     assert at_work is not None
     assert at_work.wall == pytest.approx(time.time() - began, abs=0.05)
@@ -116,10 +120,10 @@ def test_a_start_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     total = read_goodput(tmp_path)
     assert total is not None
     assert total.wall == pytest.approx(time.time() - began, abs=0.05)
-    assert (total.lost_steps, total.starts) == (1, 2)
+    assert (total.lost_steps, total.starts) == (2, 2)
     assert total.seconds["lost"] == pytest.approx(lost, abs=0.05)
-    assert "1 steps made again" in total.words()
-    assert json.loads((tmp_path / ledgers.RECORD).read_text())["name"] == "end"
+    assert "2 steps made again" in total.words()
+    assert json.loads((tmp_path / RECORD).read_text())["name"] == "end"
 
 
 def test_a_start_by_the_same_torchrun_is_a_restart(
@@ -137,7 +141,7 @@ def test_a_start_by_the_same_torchrun_is_a_restart(
 
 
 def test_a_damaged_ledger_is_no_ledger(tmp_path: Path) -> None:
-    (tmp_path / ledgers.RECORD).write_text('{"began": 1')
+    (tmp_path / RECORD).write_text('{"began": 1')
     (tmp_path / starts.ROWS).write_text('{"event": "save"\n')
     assert read_goodput(tmp_path) is None
     ledger = Ledger.open(tmp_path)

@@ -19,7 +19,7 @@ from forge.config.problems import ConfigError
 from forge.launch.local.processes import free_port
 from forge.parallel.ranks import Ranks
 from forge.rundir import outcome
-from forge.training.checkpoints.local_tier import Nodes
+from forge.training.checkpoints.local_tier import Nodes, _check_folders
 
 LOCAL = "checkpoint.local_interval=4 checkpoint.local_ranks=1 checkpoint.local_dir={}/node_%n"
 
@@ -144,3 +144,21 @@ def test_a_partner_on_the_same_node_is_refused(
     section = saved_config.load_own(path).checkpoint
     with pytest.raises(ValueError, match=r"partner of node 0 is node 1, with the same .*Give more"):
         Nodes.of(section, ranks, "id")
+
+
+def test_a_disk_that_takes_no_saves_is_named_before_the_first_step(
+    tmp_path: Path, monkeypatch
+) -> None:
+    """A rank that leads no node says it too, by the rank that does."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"local_dir: .*/file/id on .*: Not a directory"):
+        _check_folders(Ranks(), tmp_path / "file" / "id")
+    fault = "/node on b: No space left on device"
+    with monkeypatch.context() as patch:
+        patch.setattr(Ranks, "of_all", lambda self, value: [value, fault])
+        with pytest.raises(ValueError, match=f"local_dir: {fault}. Give a folder on a disk of"):
+            _check_folders(Ranks(size=2), None)
+    monkeypatch.setattr(Path, "rename", lambda *_: os.rename("/absent", "/other"))
+    with pytest.raises(ValueError, match="folders cannot be renamed there"):
+        _check_folders(Ranks(), tmp_path / "node")
+    assert not (tmp_path / "node").exists()

@@ -39,10 +39,12 @@ def test_without_torchft_a_run_is_refused_with_one_message(tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
-def member(replica_id: int, *overrides: str, step: int = 0, trained: bool = False) -> Member:
+def member(
+    replica_id: int, *overrides: str, step: int = 0, trained: bool = False, ranks: int = 1
+) -> Member:
     config = forge.compose(["train.batch_size=2", "train.max_steps=30", *overrides])
-    options = common_options(config.validate(world_size=1).config)
-    return Member(replica_id=replica_id, step=step, trained=trained, options=options)
+    options = common_options(config.validate(world_size=ranks).config)
+    return Member(replica_id=replica_id, step=step, trained=trained, ranks=ranks, options=options)
 
 
 @pytest.mark.nightly
@@ -81,6 +83,15 @@ def test_the_group_that_trains_stays() -> None:
     assert "fault_tolerance.replica_id=1: another replica group" in fault(twin, [training, twin])
 
 
+def test_groups_of_other_sizes_are_named_by_their_ranks() -> None:
+    """Once, without the options that follow from the number."""
+    first, second = member(0), member(1, ranks=2)
+    said = fault(second, [first, second])
+    assert said.startswith("fault_tolerance: replica group 1 has 2 ranks, and group 0 has 1 rank:")
+    assert said.endswith("Start it with 1 rank, as by run.num_processes=1")
+    assert fault(first, [first, second]) == ""
+
+
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The benchmark's script, which starts groups as processes."""
@@ -109,7 +120,7 @@ def test_a_group_with_other_options_is_refused(script, tmp_path: Path) -> None:
     """With one message and exit code 2, and without a directory; the other makes all its steps."""
     server = script.lighthouse(1)
     groups = script.Groups(tmp_path, server.address())
-    options = "train.max_steps=150", "run.num_processes=1", *script.SLOW.split()
+    options = "train.max_steps=400", "run.num_processes=1", *script.SLOW.split()
     try:
         first = groups.start("first", 0, *options)
         groups.wait_for("first", 2)
@@ -124,8 +135,40 @@ def test_a_group_with_other_options_is_refused(script, tmp_path: Path) -> None:
     assert not (tmp_path / "second").exists()
     assert (tmp_path / "first.log").read_text().count(said) >= 1
     rows = groups.rows("first")
-    assert refused_at < len(rows) == 150
+    assert refused_at < len(rows) == 400
     assert {row["train/participants"] for row in rows} == {1.0}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("ranks", "others"), [(2, 1), (1, 2)])
+def test_a_group_of_another_size_is_refused_at_once(
+    script, tmp_path: Path, ranks: int, others: int
+) -> None:
+    """Also a rank without a counterpart waits for nobody: the timeout is longer than the test."""
+    server = script.lighthouse(1)
+    groups = script.Groups(tmp_path, server.address())
+    steps = 250 * others  # two ranks take longer to come
+    patient = "fault_tolerance.process_group_timeout_ms=600000"
+
+    def start(name: str, number: int, size: int) -> subprocess.Popen[bytes]:
+        options = [f"train.max_steps={steps}", *script.SLOW.split(), patient]
+        options += [f"run.num_processes={size}", f"train.batch_size={4 // size}"]
+        return groups.start(name, number, *options, *(["parallel=fsdp"] if size > 1 else []))
+
+    try:
+        first = start("first", 0, ranks)
+        groups.wait_for("first", 2)
+        second = start("second", 1, others)
+        assert second.wait(240) == 2
+        refused_at = groups.last_step("first")
+        script.finish(first)
+    finally:
+        server.shutdown()
+    sizes = {1: "1 rank", 2: "2 ranks"}
+    said = f"replica group 1 has {sizes[others]}, and group 0 has {sizes[ranks]}: "
+    assert (tmp_path / "second.log").read_text().count(said) == 1
+    assert (tmp_path / "first.log").read_text().count(said) >= 1
+    assert refused_at < len(groups.rows("first")) == steps
 
 
 @pytest.mark.nightly

@@ -11,7 +11,7 @@ from typing import Any
 from forge.config.numbers import time_span
 from forge.rundir.files import rows_if_readable
 from forge.rundir.signs import last_sign
-from forge.rundir.wall_clock.ledger import UNBEGUN, read_record
+from forge.rundir.wall_clock.record import UNBEGUN, read_record
 from forge.rundir.wall_clock.starts import COMMAND, REQUEUE, RESTART, ROWS
 
 MEANINGS = {

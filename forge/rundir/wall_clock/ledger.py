@@ -1,7 +1,8 @@
-"""The ledger of a run: every second of a start has a name, on the disk after every step.
+"""The ledger of a run: every second of a start has a name, on the disk once a second.
 
-The main rank keeps ledger.json, the record of the present start, in place. ledger.jsonl has the
-records of earlier starts, and rows for submissions, saves and exits of processes.
+The main rank keeps ledger.json, the record of the present start, in place; the number of the last
+step, at its head, follows every step. ledger.jsonl has the records of earlier starts, and rows for
+submissions, saves and exits of processes.
 `forge.rundir.wall_clock.goodput` adds them up.
 """
 
@@ -16,13 +17,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from forge.rundir.files import append_row, read_object
+from forge.rundir.files import append_row
 from forge.rundir.signs import last_sign
-from forge.rundir.wall_clock.starts import COMMAND, ROWS, agent_cause, append_event, launched
+from forge.rundir.wall_clock.record import RECORD, UNBEGUN, cause_of_command, read_record
+from forge.rundir.wall_clock.starts import COMMAND, ROWS, append_event, launched
 
-RECORD = "ledger.json"
 SIZE = 1024  # bytes of the record: one length, so that it can be written in place
-UNBEGUN = -1  # steps of a start that has not come to its first
+HEAD, DIGITS = '{"step": ', 20  # the number of the last step stands at one place
+EVERY = 1.0  # seconds between records at least, where steps are shorter; numbers of steps between
 
 
 class Span:
@@ -55,9 +57,9 @@ class Ledger:
         self.seconds: dict[str, float] = {"start": max(now - began, 0.0) if began else 0.0}
         self.name, self.steps = "start", (UNBEGUN, UNBEGUN)
         self.run_dir = run_dir
-        self._head = json.dumps({"began": began or now, "cause": cause})[:-1]
+        self._start = json.dumps({"began": began or now, "cause": cause})[1:-1]
         self._since, self._compiled = time.perf_counter(), _compile_seconds()
-        self._file = -1
+        self._file, self._due = -1, 0.0
 
     @classmethod
     def open(cls, run_dir: Path) -> Ledger:
@@ -96,6 +98,7 @@ class Ledger:
         with self.span(name):
             self.write()
             yield
+        self._due = 0.0  # the record has this name until the next one
 
     def rename(self, source: str, target: str, seconds: float) -> None:
         """Move seconds already counted to another name."""
@@ -111,10 +114,14 @@ class Ledger:
         self.write()
 
     def step(self, number: int) -> None:
-        """A step is finished."""
+        """A step is finished: its number is on the disk, the seconds by `EVERY`."""
         self.steps = (self.steps[0], number)
-        self.enter(self.name)
-        self.write()
+        if time.perf_counter() >= self._due:
+            self.enter(self.name)
+            self.write()
+        elif self._file >= 0:
+            with suppress(OSError):
+                os.pwrite(self._file, b"%*d" % (DIGITS, number), len(HEAD))
 
     def saved(self, step: int) -> None:
         """A checkpoint of a step exists: later steps are lost if the run dies."""
@@ -129,6 +136,7 @@ class Ledger:
 
     def write(self) -> None:
         """Put the record on the disk; a start-up without a writable disk goes without."""
+        self._due = time.perf_counter() + EVERY
         if self._file >= 0:
             with suppress(OSError):
                 os.pwrite(self._file, f"{self._text():<{SIZE - 1}}\n".encode(), 0)
@@ -141,34 +149,14 @@ class Ledger:
             self._file = -1
 
     def _text(self) -> str:
-        """The record as JSON. Made after every step, when caches are cold: json takes longer."""
+        """The record as JSON, with the step first."""
         moment = time.time() - (time.perf_counter() - self._since)
-        seconds = ", ".join([f'"{name}": {value:.4f}' for name, value in self.seconds.items()])
-        return (
-            f'{self._head}, "time": {moment:.6f}, "name": "{self.name}", "first": {self.steps[0]},'
-            f' "step": {self.steps[1]}, "seconds": {{{seconds}}}}}'
-        )
+        fields = {"time": moment, "name": self.name, "first": self.steps[0]}
+        fields |= {"seconds": self._rounded()}
+        return f"{HEAD}{self.steps[1]:{DIGITS}}, {self._start}, {json.dumps(fields)[1:]}"
 
     def _rounded(self) -> dict[str, float]:
         return {name: round(value, 4) for name, value in self.seconds.items()}
-
-
-def cause_of_command(run_dir: Path) -> str:
-    """The cause of a start that no restart of forge's explains: by torchrun, or by a command."""
-    return agent_cause((read_record(run_dir) or {}).get("time"))
-
-
-def read_record(run_dir: Path) -> dict[str, Any] | None:
-    """The record of the newest start; None without one, or with a damaged one."""
-    try:
-        record = read_object(run_dir / RECORD)
-        numbers = {name: float(record[name]) for name in ("began", "time")}
-        steps = {name: int(record[name]) for name in ("first", "step")}
-        seconds = {str(name): float(value) for name, value in record["seconds"].items()}
-        words = {name: str(record[name]) for name in ("cause", "name")}
-        return {**numbers, **words, **steps, "seconds": seconds}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 def _compile_seconds() -> float:

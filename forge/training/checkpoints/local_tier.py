@@ -21,7 +21,7 @@ from forge.config.problems import listed
 from forge.parallel.ranks import Ranks
 from forge.rundir import checkpoints
 from forge.rundir.checkpoints import META, WEIGHTS, Saved
-from forge.rundir.files import sync
+from forge.rundir.files import NoRename, check_rename, sync
 from forge.training.checkpoints import tensor_storage
 from forge.training.checkpoints.checkpoint import (
     PARTIAL,
@@ -96,6 +96,7 @@ class LocalTier:
         self.savers = replace(self.ranks, host=self.ranks.saver)
         """The ranks, for agreement while training continues."""
         self.nodes = Nodes.of(self.section, self.ranks, self.run_id)
+        _check_folders(self.ranks, self.nodes.folder if self.leads else None)
 
     @property
     def leads(self) -> bool:
@@ -281,6 +282,24 @@ class LocalTier:
         if lost:
             text += f"; the part of node {', '.join(lost)} comes from its partner"
         say(text)
+
+
+def _check_folders(ranks: Ranks, folder: Path | None) -> None:
+    """Raise ValueError on all ranks where a node's folder cannot take saves. folder: of a rank that
+    leads its node.
+    """
+    fault = ""
+    try:
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            check_rename(folder)
+    except OSError as error:
+        if isinstance(error, NoRename) and folder is not None:
+            folder.rmdir()
+        fault = f"{folder} on {socket.gethostname()}: {error.strerror or error}"
+    if first := next(filter(None, ranks.of_all(fault)), None):
+        hint = "Give a folder on a disk of each node, or checkpoint.local_interval=0"
+        raise ValueError(f"checkpoint.local_dir: {first}. {hint}")
 
 
 def _agree(ranks: Ranks, folder: Path, fault: OSError | None) -> None:

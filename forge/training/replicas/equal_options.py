@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from forge.config.changes import PLACES, permitted
 from forge.config.field import Section
 from forge.config.horizon import SCHEDULE
+from forge.config.numbers import counted
 from forge.config.problems import literal
 from forge.config.root import Config
 
@@ -34,12 +35,13 @@ REPLICA = "fault_tolerance.replica_id"
 @dataclass(frozen=True, kw_only=True)
 class Member:
     """A replica group as the others see it. trained: whether it has made an update since it was
-    started. options: by key, as `common_options`.
+    started. ranks: their number. options: by key, as `common_options`.
     """
 
     replica_id: int
     step: int
     trained: bool
+    ranks: int
     options: dict[str, str]
 
 
@@ -84,6 +86,12 @@ def fault(member: Member, members: Sequence[Member]) -> str:
     if first.replica_id == member.replica_id:
         message = f"{REPLICA}={member.replica_id}: another replica group has this number"
         return f"{message}, and reads the same part of each batch; give each its own"
+    if first.ranks != member.ranks:
+        message = f"fault_tolerance: replica group {member.replica_id} has"
+        message += f" {counted(member.ranks, 'rank')}, and group {first.replica_id} has"
+        ranks = counted(first.ranks, "rank")
+        message += f" {ranks}: each exchanges with the rank of its number"
+        return f"{message}. Start it with {ranks}, as by run.num_processes={first.ranks}"
     unequal = differences(member, first)
     if not unequal:
         return ""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -41,8 +42,8 @@ class Joining:
 
         Raises ValueError without an answer of the lighthouse.
         """
-        self.section, self.options, self.trained = section, options, False
-        self.fault, self.faults = "", list[str]()
+        self.section, self.ranks, self.options = section, ranks, options
+        self.trained, self.fault, self.faults = False, "", list[str]()
         os.environ.setdefault("RUST_LOG", "warn")  # of torchft, which else writes 6 lines a step
         import torchft  # type: ignore[import-not-found]
 
@@ -60,7 +61,7 @@ class Joining:
                 connect_timeout=wait,
                 lighthouse_addr=address,
                 replica_id=f"forge_{section.replica_id}",
-                **self._place(ranks),
+                **self._place(ranks, wait),
             )
         except (RuntimeError, TimeoutError, OSError) as error:
             message = f"fault_tolerance.lighthouse={address} does not answer ({error})"
@@ -71,21 +72,22 @@ class Joining:
         """The group of this rank and its counterparts, whose members compare their options."""
         nccl = self.section.process_group == "nccl"
         kind = torchft.ProcessGroupNCCL if nccl else torchft.ProcessGroupGloo
-        return meeting_group(kind, self._member, self._meet_members)(timeout=wait)
+        return meeting_group(kind, self._member, self._meet)(timeout=wait)
 
-    def _place(self, ranks: Ranks) -> dict[str, Any]:
+    def _place(self, ranks: Ranks, wait: timedelta) -> dict[str, Any]:
         """A rank's place in its group, and the group's store, started by the main rank."""
-        self.store: TCPStore | None = None
-        where: tuple[str, int] | None = None
+        endpoint: tuple[str, int] | None = None
         if ranks.main:
             host = socket.gethostname() if ranks.size > 1 else "localhost"
-            self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-            where = host, self.store.port
-        where = ranks.from_main(where)
-        assert where is not None
-        host, port = where
-        place = {"rank": ranks.rank, "world_size": ranks.size}
-        return {**place, "store_addr": host, "store_port": port}
+            self.store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=wait)
+            endpoint = host, self.store.port
+        endpoint = ranks.from_main(endpoint)
+        assert endpoint is not None
+        host, port = endpoint
+        if not ranks.main:
+            self.store = TCPStore(host, port, wait_for_workers=False, timeout=wait)
+        numbers = {"rank": ranks.rank, "world_size": ranks.size}
+        return {**numbers, "store_addr": host, "store_port": port}
 
     def _member(self) -> Member:
         """This group, for the others."""
@@ -93,13 +95,23 @@ class Joining:
             replica_id=self.section.replica_id,
             step=self.manager.current_step(),
             trained=self.trained,
+            ranks=self.ranks.size,
             options=self.options,
         )
 
-    def _meet_members(self, members: Sequence[Member], mine: int) -> None:
-        """Compare the options of groups before they exchange anything."""
-        self.fault = fault(members[mine], members)
-        self.faults = [text for member in members if (text := fault(member, members))]
+    def _meet(self, quorum: int, exchange: Callable[[], list[Member]], mine: int) -> bool:
+        """Compare groups before they exchange anything; returns whether they can train together.
+
+        The main ranks of the groups meet, and each passes the result on in its own group: with
+        fewer ranks in another group some ranks have no counterpart to wait for.
+        """
+        key = f"forge/meeting/{quorum}"
+        if self.ranks.main:
+            members = exchange()
+            faults = [text for member in members if (text := fault(member, members))]
+            self.store.set(key, json.dumps([fault(members[mine], members), faults]))
+        self.fault, self.faults = json.loads(self.store.get(key))
+        return not self.faults
 
     def quorum(self) -> None:
         """Agree on the groups of an update; a group that is behind loads the state of another.

@@ -89,7 +89,8 @@ def reads() -> dict[tuple[str, str], set[str]]:
                 if isinstance(node.ctx, ast.Load):
                     found[name, node.attr].add(str(file.relative_to(ROOT)))
     used = {attribute for _, attribute in found}
-    for group in (*schemas.sections(), *schemas.INNER):  # what a method reads of its own section, if it is called
+    groups = (*schemas.sections(), *schemas.INNER)
+    for group in groups:  # what a method reads of its own section, if it is called
         trees = ((file, ast.parse(file.read_text())) for file in sorted(own_files(group)))
         for file, method in ((file, node) for file, tree in trees for node in ast.walk(tree)):
             if isinstance(method, ast.FunctionDef) and method.name in used:

@@ -89,7 +89,6 @@ class Attention(nn.Module):
         # No list holds queries and keys before rotation while kernels attend: it is a block's peak.
         q, k, *values = (y.unflatten(-1, (-1, self.head_dim)) for y in self.input_products(x))
         v = values[0] if values else k
-        del values
         v = v if self.v_norm is None else self.v_norm(v)
         if self.value_embedding is not None:
             v = self.value_embedding(v, x, tokens)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from forge.config.model.activations import FP32
 from forge.config.model.decoder import Decoder
 from forge.config.model.tensors import EMBEDDING, HEAD, TensorSpec, within
+from forge.config.optimizers.param_groups import some_frozen, trained
 from forge.config.precision import BYTES
 from forge.config.root import Config
 from forge.planning.shapes import elements
@@ -33,6 +35,16 @@ class WeightTraffic:
     width: int
     reductions: int
 
+    @cached_property
+    def some_frozen(self) -> bool:
+        """Whether some weights may be frozen, so that names of tensors matter."""
+        return some_frozen(self.config)
+
+    @cached_property
+    def is_trained(self) -> Callable[[str], bool]:
+        """Predicate of trained weights by name."""
+        return trained(self.config) if self.some_frozen else lambda _: True
+
     def of_stage(self, layers: range, outside: Sequence[TensorSpec]) -> Iterator[Counted]:
         """Yield the collectives of a stage. outside: its parameters outside of blocks.
 
@@ -43,20 +55,23 @@ class WeightTraffic:
         experts = [(number, tensor) for number, tensor in blocks if tensor.of_experts]
         dense = [(number, tensor) for number, tensor in blocks if not tensor.of_experts]
         mixtures = sum(number for kind, number in kinds.items() if kind.moe) if p.ep > 1 else 0
-        ends, groups = [(1, tensor) for tensor in outside], self.outer_groups(outside)
-        yield from self._of_shards(FSDP, dense, ends, (kinds.total(), groups))
-        yield from self._of_shards(EFSDP, experts, [], (mixtures, 0))
+        ends = [(1, tensor) for tensor in outside]
+        yield from self._of_shards(FSDP, dense, ends, kinds.total())
+        yield from self._of_shards(EFSDP, experts, [], mixtures)
         yield from self._of_scales([*dense, *ends])
 
     def blocks(self, layers: range) -> list[tuple[int, TensorSpec]]:
-        """Parameters of blocks, each with its number of blocks; by full name where it matters."""
+        """Parameters of blocks, those of adapters too, each with its number of blocks; by full name
+        where it matters.
+        """
         model = self.model
-        if self.config.quantization.gathers_in_fp8:
-            return [
-                (1, tensor)
+        if self.config.quantization.gathers_in_fp8 or self.some_frozen:
+            tensors = [
+                tensor
                 for layer in layers
                 for tensor in within(f"blocks.{layer}", model.block_tensors(model.kind_of(layer)))
             ]
+            return [(1, tensor) for tensor in [*tensors, *self.config.adapter.added(tensors)]]
         return [
             (number, tensor)
             for kind, number in model.kinds_in(layers).items()
@@ -64,41 +79,42 @@ class WeightTraffic:
         ]
 
     def _of_shards(
-        self, axes: tuple[str, ...], blocks: Tensors, ends: Tensors, groups: tuple[int, int]
+        self, axes: tuple[str, ...], blocks: Tensors, ends: Tensors, groups: int
     ) -> Iterator[Counted]:
         """Yield gathers of weights for each forward pass and, unless weights stay gathered, of
-        blocks again for backward; and reductions of gradients. groups: of FSDP, in blocks and
-        outside of them.
+        blocks again for backward; and reductions of the gradients of trained weights. groups: of
+        FSDP, in blocks.
 
         A pipeline keeps gathered weights for the step.
         """
         p, ranks = self.config.parallel, prod(getattr(self.config.parallel, axis) for axis in axes)
         once = p.pp > 1 or p.reshard_after_forward == "never"
         readings = 1 if once else self.config.train.grad_accum_steps
-        block, block_bytes = self._sizes(blocks, ranks)
-        end, end_bytes = self._sizes(ends, ranks)
+        (block, block_bytes), (end, end_bytes) = (self._sizes(t, ranks) for t in (blocks, ends))
+        calls = groups + self.outer_groups(tensor for _, tensor in ends)
 
         def share(size: int, of: int) -> int:
             return size * (of - 1) // of
 
         sent = share(readings * (block_bytes + end_bytes), ranks)
-        yield GATHER, sent, axes, readings * sum(groups)
+        yield GATHER, sent, axes, readings * calls
         second = min(p.regathering_ranks, ranks)  # 1 sends nothing
         sent = share(readings * block_bytes, second)
-        yield GATHER, sent, axes, readings * groups[0] * (second > 1)
+        yield GATHER, sent, axes, readings * groups * (second > 1)
         reduced = 2 if self.config.precision.reduces_in_bf16 else FP32
         sent = share(reduced * self.reductions * (block + end), ranks)
-        calls = self.reductions * sum(groups)
-        yield "fsdp: reduce-scatter of gradients", sent, axes, calls
+        groups = groups if block else 0
+        calls = groups + self.outer_groups(t for _, t in ends if self.is_trained(t.name))
+        yield "fsdp: reduce-scatter of gradients", sent, axes, self.reductions * calls
         replicas, shard = p.dp_replicate, (block + end) // ranks
         diloco = self.config.diloco
         if diloco.enabled:
             joined = share(2 * FP32 * shard // diloco.sync_period, replicas)
-            calls = diloco.fragments / diloco.sync_period if shard else 0
-            yield "diloco: all-reduce of weights", joined, DP, calls
+            joins = diloco.fragments / diloco.sync_period if shard else 0
+            yield "diloco: all-reduce of weights", joined, DP, joins
         else:
             joined = share(2 * reduced * shard, replicas)
-            yield "hsdp: all-reduce of gradients", joined, DP, sum(groups)
+            yield "hsdp: all-reduce of gradients", joined, DP, calls
 
     def _of_scales(self, tensors: Tensors) -> Iterator[Counted]:
         """Yield the all-reduce of an update that finds the scales of weights gathered in fp8."""
@@ -112,14 +128,23 @@ class WeightTraffic:
             yield "fsdp: all-reduce of scales", sent, FSDP, number > 0
 
     def _sizes(self, tensors: Tensors, ranks: int) -> tuple[int, int]:
-        """Elements that `ranks` shard, and bytes of them gathered."""
-        p, quantization = self.config.parallel, self.config.quantization
-        options = {"model": self.model, "width": self.width}
+        """Elements that `ranks` shard and train, and bytes of all gathered."""
+        p, adapter, quantization = (
+            self.config.parallel,
+            self.config.adapter,
+            self.config.quantization,
+        )
         count = size = 0
         for number, tensor in tensors:
             of_tensor = number * elements(tensor, tp=p.tp, ep=p.ep, shards=ranks)
-            count += of_tensor
-            size += quantization.gathered_bytes(tensor, (of_tensor,), **options)
+            count += of_tensor if self.is_trained(tensor.name) else 0
+            if adapter.packs(tensor):
+                shape = (of_tensor // tensor.shape[-1], tensor.shape[-1])
+                size += adapter.resident_bytes(tensor, shape, width=self.width)
+            else:
+                size += quantization.gathered_bytes(
+                    tensor, (of_tensor,), model=self.model, width=self.width
+                )
         return count, size
 
     def outer_groups(self, outside: Iterable[TensorSpec]) -> int:
@@ -127,5 +152,5 @@ class WeightTraffic:
         head shares the embedding's table.
         """
         if self.model.tie_embeddings:
-            return 1
+            return int(any(True for _ in outside))
         return len({tensor.role if tensor.role in (EMBEDDING, HEAD) else "" for tensor in outside})

@@ -53,6 +53,8 @@ FP8 = (
     "model.ffn_hidden_dim=96"
 )
 FP8_GATHERED = f"{FP8} quantization.fp8_all_gather=true quantization.in_evaluation=true"
+LORA = "adapter=lora adapter.rank=4 adapter.dropout=0"
+QLORA = f"{LORA.replace('lora', 'qlora')} model.dim=64 model.ffn_hidden_dim=128"
 GATHERED = "parallel.ep_method=all_gather"
 OVERLAP = "parallel.ep_overlap_degree=3"
 COUNTED = "model.moe.gradient_scale=true model.moe.sequence_aux_loss_weight=0.1"
@@ -73,6 +75,10 @@ CASES = [
     (2, f"{FP8} {TP2} quantization.recipe=rowwise_with_gw_hp {FULL}"),
     (2, f"{FP8_GATHERED} {FSDP2} train.grad_accum_steps=2 quantization.plain_last_layers=1"),
     (4, f"{FP8_GATHERED} {FSDP2} parallel.dp_replicate=2 parallel.reshard_after_forward=never"),
+    (2, f"{LORA} {FSDP2} {FULL} train.grad_accum_steps=2"),
+    (4, f"{LORA} {FSDP2} parallel.dp_replicate=2 adapter.target_modules=[attention]"),
+    (2, f"{GPT2} {FSDP2} optimizer.freeze_parameters=[embedding.*]"),
+    (2, f"{QLORA} {FSDP2}"),
     (2, f"{CP2} {FULL}"),
     (2, f"{CP2} parallel.cp_method=ulysses {FULL}"),
     (4, f"parallel.cp=4 parallel.cp_method=ring {FULL}"),

@@ -4,6 +4,7 @@ table of tensors alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import prod
 
@@ -16,6 +17,9 @@ def outside_blocks(model: Decoder, *, first: bool, last: bool) -> list[TensorSpe
     tables, outputs = model.outside()
     tied = [tensor for tensor in tables if tensor.role == EMBEDDING and model.tie_embeddings]
     return [*(tables if first else tied if last else ()), *(outputs if last else ())]
+
+
+IN_BLOCK = re.compile(r"^blocks\.\d+\.")
 
 
 def elements(one: TensorSpec, *, tp: int = 1, ep: int = 1, shards: int = 1) -> int:
@@ -36,6 +40,11 @@ def added_up(tensors: Sequence[TensorSpec], tp: int, *, parts: bool) -> list[int
     Counts parameters replicated on every rank, inside a layer cut over ranks. parts: ranks have
     parts of each sequence too; then replicated parameters outside such layers count as well.
     """
-    layers = {tensor.name.split(".")[0] for tensor in tensors if tensor.tp is not None}
+    layers = {_layer(tensor) for tensor in tensors if tensor.tp is not None}
     shared = (tensor for tensor in tensors if tensor.cut(tp) is None and not tensor.once)
-    return [tensor.size for tensor in shared if parts or tensor.name.split(".")[0] in layers]
+    return [tensor.size for tensor in shared if parts or _layer(tensor) in layers]
+
+
+def _layer(tensor: TensorSpec) -> str:
+    """The layer of a tensor, by its name in a block, or its full name."""
+    return IN_BLOCK.sub("", tensor.name).partition(".")[0]

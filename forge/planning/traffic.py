@@ -134,19 +134,23 @@ class Rank:
 
         Recomputation repeats both ways in, but not the way into experts with layers recomputed
         apart. Recomputation repeats the first way out, unless its result, out_proj, is kept, and
-        never the second: nothing in the block reads the result.
+        never the second: nothing in the block reads the result. Without trained tables backward
+        ends in the first block: nothing goes on to them.
         """
         hidden, recomputed = self.tokens * self.model.dim * self.width, len(self.recomputed())
         in_again = 2 * recomputed - (self.mixtures(self.recomputed()) if self.layers_apart else 0)
         out_again = 0 if self.layers_apart else len(self.recomputed(without="out_proj"))
         first, last = 0 in self.stages, self.last_stage in self.stages
+        tables = self.model.outside()[0]
+        ends_early = first and not any(self.weights.is_trained(table.name) for table in tables)
+        ends = first + last - ends_early
         if self.cut:
             for name, number in (("all-gather", in_again), ("reduce-scatter", out_again)):
-                number += 4 * self.blocks + first + last
+                number += 4 * self.blocks + ends
                 calls = self.passes * number
                 self.ring(f"tp: {name} of hidden states", hidden * number, TP, calls)
         else:
-            number = 4 * self.blocks + out_again + first + last
+            number = 4 * self.blocks + out_again + ends
             calls = self.passes * number
             self.ring("tp: all-reduce of hidden states", 2 * hidden * number, TP, calls)
         self.of_shared_gradients()
@@ -159,14 +163,19 @@ class Rank:
 
     def of_shared_gradients(self) -> None:
         """Count TP: gradients of parameters on all ranks, each summed by itself."""
+        is_trained = self.weights.is_trained
         sizes = [
             (number, size)
             for stage in self.stages
             for number, tensors in [
                 (1, self.others(stage)),
-                *((number, self.tables[kind]) for kind, number in self.kinds(stage).items()),
+                *self.weights.by_block(self.layers[stage]),
             ]
-            for size in added_up(tensors, self.p.tp, parts=self.cut)
+            for size in added_up(
+                [tensor for tensor in tensors if is_trained(tensor.name)],
+                self.p.tp,
+                parts=self.cut,
+            )
         ]
         shared = sum(number * size for number, size in sizes)
         summed_up = self.reductions == 1 and (

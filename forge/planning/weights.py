@@ -61,22 +61,22 @@ class WeightTraffic:
         yield from self._of_scales([*dense, *ends])
 
     def blocks(self, layers: range) -> list[tuple[int, TensorSpec]]:
-        """Parameters of blocks, those of adapters too, each with its number of blocks; by full name
-        where it matters.
+        """Parameters of blocks, each with its number of blocks."""
+        return [(number, tensor) for number, tensors in self.by_block(layers) for tensor in tensors]
+
+    def by_block(self, layers: range) -> Iterator[tuple[int, list[TensorSpec]]]:
+        """Yield the parameters of a block, those of adapters too, with the number of such blocks;
+        by full name, each block by itself, where names matter.
         """
         model = self.model
-        if self.config.quantization.gathers_in_fp8 or self.some_frozen:
-            tensors = [
-                tensor
-                for layer in layers
-                for tensor in within(f"blocks.{layer}", model.block_tensors(model.kind_of(layer)))
-            ]
-            return [(1, tensor) for tensor in [*tensors, *self.config.adapter.added(tensors)]]
-        return [
-            (number, tensor)
-            for kind, number in model.kinds_in(layers).items()
-            for tensor in model.block_tensors(kind)
-        ]
+        if not (self.config.quantization.gathers_in_fp8 or self.some_frozen):
+            for kind, number in model.kinds_in(layers).items():
+                yield number, list(model.block_tensors(kind))
+            return
+        for layer in layers:
+            tensors = model.block_tensors(model.kind_of(layer))
+            named = list(within(f"blocks.{layer}", tensors))
+            yield 1, [*named, *self.config.adapter.added(named)]
 
     def _of_shards(
         self, axes: tuple[str, ...], blocks: Tensors, ends: Tensors, groups: int

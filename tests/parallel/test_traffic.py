@@ -79,6 +79,8 @@ CASES = [
     (4, f"{LORA} {FSDP2} parallel.dp_replicate=2 adapter.target_modules=[attention]"),
     (2, f"{GPT2} {FSDP2} optimizer.freeze_parameters=[embedding.*]"),
     (2, f"{QLORA} {FSDP2}"),
+    (2, f"{LORA} {TP2} parallel.sequence_parallel=false"),
+    (4, f"{LORA} {FSDP2} {TP2} adapter.target_modules=[attention]"),
     (2, f"{CP2} {FULL}"),
     (2, f"{CP2} parallel.cp_method=ulysses {FULL}"),
     (4, f"parallel.cp=4 parallel.cp_method=ring {FULL}"),

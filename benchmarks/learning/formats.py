@@ -1,5 +1,5 @@
-"""The loss of each format of weights and moments against fp32: 500 steps of a small model, three
-seeds; gap and interval, as tables and as a page.
+"""The loss of each format of weights, gradients and moments against fp32: 500 steps of a small
+model, three seeds; gap and interval, as tables and as a page.
 
     python benchmarks/learning/formats.py [FOLDER]
 

@@ -11,15 +11,15 @@ from math import prod
 from forge.config.model.decoder import Decoder
 from forge.config.model.tensors import EMBEDDING, EXPERT, TensorSpec
 
+IN_BLOCK = re.compile(r"^blocks\.\d+\.")
+"""What the full name of a block's tensor begins with."""
+
 
 def outside_blocks(model: Decoder, *, first: bool, last: bool) -> list[TensorSpec]:
     """Tensors outside blocks, of a part with the first block, the last, or both."""
     tables, outputs = model.outside()
     tied = [tensor for tensor in tables if tensor.role == EMBEDDING and model.tie_embeddings]
     return [*(tables if first else tied if last else ()), *(outputs if last else ())]
-
-
-IN_BLOCK = re.compile(r"^blocks\.\d+\.")
 
 
 def elements(one: TensorSpec, *, tp: int = 1, ep: int = 1, shards: int = 1) -> int:

@@ -94,7 +94,6 @@ class Rank:
         starts = [0, *accumulate(blocks_by_stage(config, model))]
         self.layers = {stage: range(starts[stage], starts[stage + 1]) for stage in self.stages}
         self.blocks = sum(map(len, self.layers.values()))
-        self.tables = {kind: model.block_tensors(kind) for kind in model.kinds_in()}
         self.sequences = rows_of_rank(config)
         self.tokens = self.sequences * config.train.seq_len // p.cp
         self.passes = (p.pp_microbatches or 1) if p.pp > 1 else config.train.grad_accum_steps

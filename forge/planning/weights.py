@@ -139,7 +139,8 @@ class WeightTraffic:
             of_tensor = number * elements(tensor, tp=p.tp, ep=p.ep, shards=ranks)
             count += of_tensor if self.is_trained(tensor.name) else 0
             if adapter.packs(tensor):
-                shape = (of_tensor // tensor.shape[-1], tensor.shape[-1])
+                columns = tensor.on_rank(p.tp, p.ep)[-1]
+                shape = (of_tensor // columns, columns)
                 size += adapter.resident_bytes(tensor, shape, width=self.width)
             else:
                 size += quantization.gathered_bytes(

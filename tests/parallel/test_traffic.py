@@ -79,6 +79,7 @@ CASES = [
     (4, f"{LORA} {FSDP2} parallel.dp_replicate=2 adapter.target_modules=[attention]"),
     (2, f"{GPT2} {FSDP2} optimizer.freeze_parameters=[embedding.*]"),
     (2, f"{QLORA} {FSDP2}"),
+    (4, f"{QLORA} {FSDP2} {TP2} model.dim=128 model.ffn_hidden_dim=128"),
     (2, f"{LORA} {TP2} parallel.sequence_parallel=false"),
     (4, f"{LORA} {FSDP2} {TP2} adapter.target_modules=[attention]"),
     (2, f"{CP2} {FULL}"),

@@ -7,6 +7,7 @@ import logging
 import shutil
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -295,7 +296,8 @@ def _check_folders(ranks: Ranks, folder: Path | None) -> None:
             check_rename(folder)
     except OSError as error:
         if isinstance(error, NoRename) and folder is not None:
-            folder.rmdir()
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
         fault = f"{folder} on {socket.gethostname()}: {error.strerror or error}"
     if first := next(filter(None, ranks.of_all(fault)), None):
         hint = "Give a folder on a disk of each node, or checkpoint.local_interval=0"

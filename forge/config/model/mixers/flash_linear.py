@@ -37,21 +37,14 @@ def kernels_lack(hopper: bool = False) -> str:
 
 def release_of(package: str) -> tuple[int, ...]:
     """The numbers of an installed version; () for a package that tells none."""
-    from importlib import metadata  # it takes a while to load, and few runs ask
+    from importlib import metadata  # both take a while to load, and few runs ask
+
+    from packaging.version import Version
 
     try:
-        version = metadata.version(package)
+        return Version(metadata.version(package)).release
     except metadata.PackageNotFoundError:
         return ()
-    numbers = []
-    for part in version.partition("+")[0].split("."):
-        digits = "".join(character for character in part if character.isdigit())
-        if not digits:
-            break
-        numbers.append(int(digits))
-        if digits != part:  # 1rc2, dev0
-            break
-    return tuple(numbers)
 
 
 def dotted(version: tuple[int, ...]) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from forge import cli
 from forge.compose import make_callable
 from forge.compose.composition import compose
-from forge.compose.hydra_adapter import CONF, VERSION_BASE
+from forge.compose.hydra_adapter import CONF, VERSION_BASE, to_yaml
 from forge.config.problems import COMMAND_LINE, ConfigError, refusal
 from forge.config.root import Config
 from forge.planning.launcher_environment import launcher_environment
@@ -146,8 +146,8 @@ def _yaml(overrides: Sequence[str], options) -> str:
     if not OmegaConf.is_config(node):
         message, hint = "there is no such section.", "a group, such as --package model"
         raise refusal(f"--package {package}", message, hint)
-    hydra_text = OmegaConf.to_yaml(of_hydra) if options.cfg == "all" and not package else ""
-    return hydra_text + OmegaConf.to_yaml(node)
+    hydra_text = to_yaml(of_hydra) if options.cfg == "all" and not package else ""
+    return hydra_text + to_yaml(node)
 
 
 def _completion(words: Sequence[str]) -> int:

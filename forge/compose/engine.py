@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
@@ -142,8 +142,7 @@ class Library:
                     node._set_value("???")  # empty the section: its value has another schema
                 _begin_own(tree, loaded)
                 try:
-                    below, part = _below(tree, loaded)
-                    below.merge_with(part)
+                    _merge(tree, loaded)
                 except OmegaConfBaseException:
                     content = OmegaConf.to_container(loaded, resolve=False)
                     for keys, cause in _merge_by_part(tree, content):
@@ -163,6 +162,21 @@ class Library:
                 root = Path(source.path if is_file else str(resources.files(source.path)))
                 return (root / config_path).with_suffix(".yaml")
         return None
+
+
+def _merge(tree: DictConfig, loaded: DictConfig) -> None:
+    """Merge a file or schema to the tree. A schema is put whole where no section is yet: OmegaConf
+    would make a section of the declared class first, a tenth of the time of a command.
+    """
+    below, part = _below(tree, loaded)
+    if len(part) == 1:
+        (name,) = part
+        section, schema = below._get_node(name), part._get_node(name)
+        is_open = isinstance(section, DictConfig) and section._is_missing()
+        if is_open and isinstance(schema, DictConfig) and is_dataclass(OmegaConf.get_type(schema)):
+            below[name] = schema
+            return
+    below.merge_with(part)
 
 
 def _below(tree: DictConfig, loaded: DictConfig) -> tuple[DictConfig, DictConfig]:

@@ -56,6 +56,7 @@ __all__ = [
     "ResultDefault",
     "defaults_list",
     "parse_override",
+    "to_yaml",
     "yaml_loader",
 ]
 
@@ -81,6 +82,17 @@ def yaml_loader() -> type | None:
         Resolver.__init__(self)
 
     return type("Loader", (CParser, pure()), {"__init__": begin})
+
+
+def to_yaml(config: Any) -> str:
+    """A config's text as OmegaConf.to_yaml writes it, by libyaml where that can be."""
+    if yaml_loader() is None:
+        return OmegaConf.to_yaml(config)
+    dumper = type("Dumper", (yaml.CDumper,), {})
+    dumper.add_representer(str, omegaconf._utils.OmegaConfDumper.str_representer)
+    content = OmegaConf.to_container(config, enum_to_str=True)
+    text = yaml.dump(content, Dumper=dumper, allow_unicode=True, sort_keys=False)
+    return OmegaConf.to_yaml(config) if "\\U" in text else text  # libyaml escapes emoji
 
 
 class OwnFiles(FileConfigSource):

@@ -108,7 +108,10 @@ class _LazyNode:
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         from omegaconf import OmegaConf
 
-        return OmegaConf.structured(self.schema)
+        # A new node is nobody else's: OmegaConf would copy the value of each option.
+        node = OmegaConf.structured(self.schema, flags={"no_deepcopy_set_nodes": True})
+        node._set_flag("no_deepcopy_set_nodes", None)
+        return node
 
 
 def add(group: str, name: str, schema: type[Section]) -> None:

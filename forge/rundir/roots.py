@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
-import tomllib
 from pathlib import Path
 from typing import Any
 
 FILE, PYPROJECT = "forge.yaml", "pyproject.toml"
+MENTION = re.compile(r"""\btool\b.*\bforge\b|^\s*\[\s*["']?tool["']?\s*\]""", re.MULTILINE)
+"""What a pyproject.toml with a table [tool.forge] has, in whichever of TOML's spellings."""
 
 
 def file_above(start: Path) -> Path | None:
@@ -32,7 +34,12 @@ def file_above(start: Path) -> Path | None:
 def forge_table(file: Path) -> Any:
     """The table [tool.forge] of a pyproject.toml; None without the table."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("forge")
+        text = file.read_text(encoding="utf-8")
+        if MENTION.search(text) is None:
+            return None
+        import tomllib  # imported late: few commands run below such a file
+
+        return tomllib.loads(text).get("tool", {}).get("forge")
     except (OSError, ValueError, AttributeError):
         return None  # a file of other tools, and their fault to report
 

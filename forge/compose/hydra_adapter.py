@@ -88,7 +88,7 @@ def to_yaml(config: Any) -> str:
     """A config's text as OmegaConf.to_yaml writes it, by libyaml where that can be."""
     if yaml_loader() is None:
         return OmegaConf.to_yaml(config)
-    dumper = type("Dumper", (yaml.CDumper,), {})
+    dumper: Any = type("Dumper", (yaml.CDumper,), {})
     dumper.add_representer(str, omegaconf._utils.OmegaConfDumper.str_representer)
     content = OmegaConf.to_container(config, enum_to_str=True)
     text = yaml.dump(content, Dumper=dumper, allow_unicode=True, sort_keys=False)

@@ -52,8 +52,8 @@ $(CUDA)/.installed: setup.cfg pyproject.toml
 	$(CUDA)/bin/python -m pip install --quiet --disable-pip-version-check 'torch===2.11.0' --editable '.[fla]'
 	touch $@
 
-nightly: install lint audit oldest newest cuda site ## everything, on both ends of the ranges
-	$(BIN)/python -m pytest $(AT_ONCE)
+nightly: install lint audit oldest newest cuda site ## everything: the fast tests on both ends of the ranges, then all others
+	$(BIN)/python -m pytest $(AT_ONCE) -m 'slow or nightly'
 
 lint: install
 	$(BIN)/ruff check .

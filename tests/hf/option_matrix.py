@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from matrix_models import LENGTHS, difference, drawn, logits_of, made
+from matrix_models import LENGTHS, distance, drawn, logits_of, made
 from tiny_families import CASES, DEFAULT, LLAMA3, LONGEST, SLACK, YARN
 from transformers.activations import ACT2FN
 
@@ -187,7 +187,7 @@ def imported(content: dict[str, Any], place: Path) -> tuple[str, float]:
     try:
         ours = Decoder(folder.section)
         load_folder(place, folder.section, ours.state_dict())
-        return "read", difference(expected, logits_of(ours.eval()))
+        return "read", distance(expected, ours.eval(), BOUND)
     except Exception as error:
         return f"forge fails ({type(error).__name__}: {error})", 0.0
 
@@ -344,7 +344,7 @@ def exported(section: Section, family: Family, place: Path) -> tuple[str, float]
     unexpected = [name for name in said["unexpected_keys"] if not _is_further(name, section)]
     if missing or unexpected or said["mismatched_keys"]:
         return "read", float("inf")
-    return "read", difference(logits_of(theirs.eval()), logits_of(ours))
+    return "read", distance(logits_of(theirs.eval()), ours, BOUND)
 
 
 def _is_further(name: str, section: Section) -> bool:

@@ -34,8 +34,9 @@ class Bounds:
 
 BOUNDS = {
     torch.float64: Bounds(loss=1e-12, gradient=1e-10, weights=1e-9),
-    torch.float32: Bounds(loss=1e-6, gradient=1e-5, weights=1e-5),
+    torch.float32: Bounds(loss=1e-6, gradient=1e-5, weights=2e-5),
 }
+"""By dtype. A weight that begins at 0 is a sum of updates, each with the error of its gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)

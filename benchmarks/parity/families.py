@@ -176,8 +176,8 @@ def main() -> int:
     )
     print("  where transformers' logits of it do.")
     print("* gradients: the greatest relative difference of a tensor's.\n")
-    print("Bounds are 1e-5 and 0; 4e-5 for delta nets, where fp32 itself is 2.6e-5 from fp64, and")
-    print("for Gemma 4, 1.9e-5 from it, whose scores are not divided by the root of a width.\n")
+    print("Bounds are 1e-5 and 0; 4e-5 for delta nets and Gemma 4, where fp32 is 2.6e-5 and 1.9e-5")
+    print("from fp64: Gemma 4 does not divide scores by the root of the width of heads.\n")
     older = [line for path in sys.argv[1:] for line in Path(path).read_text().splitlines()]
     if older:
         print("Rows of an older table are as they were measured then, by transformers 5.23.0 on.\n")

@@ -117,9 +117,9 @@ def config(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) ->
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
-    """Python's garbage collector, off: it would walk every node of a growing config over and over,
-    a tenth of the time of a command.
+def without_garbage_collection() -> Iterator[None]:
+    """A context without Python's garbage collector, which would walk every node of a growing config
+    over and over.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -130,7 +130,7 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-@no_collection()
+@without_garbage_collection()
 def compose(overrides: Sequence[str] = (), *, config_dirs: Sequence[str] = ()) -> Composition:
     """Compose the groups without wrong choices, then apply the values singly and in order, to find
     every wrong value.

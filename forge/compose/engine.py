@@ -165,8 +165,8 @@ class Library:
 
 
 def _merge(tree: DictConfig, loaded: DictConfig) -> None:
-    """Merge a file or schema to the tree. A schema is put whole where no section is yet: OmegaConf
-    would make a section of the declared class first, a tenth of the time of a command.
+    """Merge a file or schema into the tree. Where a section is still missing, its schema becomes
+    the section: OmegaConf's merge would first make a section of the declared base class.
     """
     below, part = _below(tree, loaded)
     if len(part) == 1:

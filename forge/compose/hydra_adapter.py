@@ -85,7 +85,7 @@ def yaml_loader() -> type | None:
 
 
 def to_yaml(config: Any) -> str:
-    """A config's text as OmegaConf.to_yaml writes it, by libyaml where that can be."""
+    """The text of OmegaConf.to_yaml, written by libyaml if PyYAML has it."""
     if yaml_loader() is None:
         return OmegaConf.to_yaml(config)
     dumper: Any = type("Dumper", (yaml.CDumper,), {})

@@ -37,7 +37,7 @@ def forge_table(file: Path) -> Any:
         text = file.read_text(encoding="utf-8")
         if MENTION.search(text) is None:
             return None
-        import tomllib  # imported late: few commands run below such a file
+        import tomllib  # imported late: most commands have no such file above them
 
         return tomllib.loads(text).get("tool", {}).get("forge")
     except (OSError, ValueError, AttributeError):

@@ -70,7 +70,10 @@ def distance(expected: list[torch.Tensor], model: Any, bound: float) -> float:
     off = difference(expected, found)
     if off <= bound:
         return off
-    exact = logits_of(copy.deepcopy(model).double())
+    try:
+        exact = logits_of(copy.deepcopy(model).double())
+    except RuntimeError:  # a product that torch does not have in fp64
+        return off
     pairs = zip(found, exact, strict=True)
     undecided = [(a - b).abs().amax(-1) > bound * b.std() for a, b in pairs]
     if torch.cat(undecided, dim=1).double().mean() > 0.05:

@@ -90,7 +90,7 @@ def test_a_sweep_to_its_end_then_again_then_with_more_values(capfd: Capture) -> 
 def test_so_many_at_a_time_with_a_share_of_the_cores(
     jobs: int, share: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_SECONDS", "4" if jobs > 1 else "1")  # others start meanwhile
+    monkeypatch.setenv("FAKE_SECONDS", "4" if jobs > 1 else "1")  # all start before one ends
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(threads, "usable_cores", lambda quota: 8)
     count = min(jobs, 4)

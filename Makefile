@@ -8,7 +8,7 @@ NEWEST := .venv-newest
 CUDA := .venv-cuda
 DOCS := .venv-docs
 IGNORED_VULNERABILITIES := # their ids, each with its reason in a line here: what make audit leaves out
-.PHONY: install train test fast oldest newest cuda nightly lint audit constraints docs site clean
+.PHONY: install train test fast oldest newest cuda nightly everything lint audit constraints docs site clean
 
 install: $(VENV)/.installed
 
@@ -52,8 +52,11 @@ $(CUDA)/.installed: setup.cfg pyproject.toml
 	$(CUDA)/bin/python -m pip install --quiet --disable-pip-version-check 'torch===2.11.0' --editable '.[fla]'
 	touch $@
 
-nightly: install lint audit oldest newest cuda site ## everything: the fast tests on both ends of the ranges, then all others
+nightly: install lint audit ## the tests that are not fast: two and a half hours on two cores
 	$(BIN)/python -m pytest $(AT_ONCE) -m 'slow or nightly'
+
+# Each uses an environment of its own: machines can share them out.
+everything: oldest newest cuda site nightly ## the fast tests on both ends of the ranges, the fake GPU, the site, then all other tests
 
 lint: install
 	$(BIN)/ruff check .

@@ -53,7 +53,12 @@ def test_an_odd_value_of_an_option_is_refused_or_taken() -> None:
 
 
 @pytest.mark.nightly
-def test_every_odd_value_of_every_option_is_refused_or_taken() -> None:
-    compose = Composer()
-    each = [(*before, f"{key}={odd}") for *before, key in options() for odd in ODD]
+def test_two_odd_values_of_every_option_are_refused_or_taken() -> None:
+    """In turn: an option of many variants meets all values. All of all would take an hour."""
+    compose, odd = Composer(), len(ODD)
+    each = [
+        (*before, f"{key}={ODD[(2 * n + more) % odd]}")
+        for n, (*before, key) in enumerate(options())
+        for more in range(2)
+    ]
     assert list(filter(None, (crash(compose, words) for words in each))) == []

@@ -47,6 +47,8 @@ class Beside:
         """Bytes of a token for the outputs of adapters of a block and their gradients, until the
         compiler adds them up: three times those into the feed-forward, as measured.
         """
+        if not self.adapter.active:
+            return 0.0
         kind = self.model.kind_of(number)
         tensors = within(f"blocks.{number}", self.model.block_tensors(kind))
         wide = (

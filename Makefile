@@ -52,7 +52,7 @@ $(CUDA)/.installed: setup.cfg pyproject.toml
 	$(CUDA)/bin/python -m pip install --quiet --disable-pip-version-check 'torch===2.11.0' --editable '.[fla]'
 	touch $@
 
-nightly: install lint audit ## the tests that are not fast: over two hours on two cores
+nightly: install lint audit ## the tests that are not fast: about three hours on two cores
 	$(BIN)/python -m pytest $(AT_ONCE) -m 'slow or nightly'
 
 # Each uses an environment of its own: machines can share them out.

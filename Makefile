@@ -8,7 +8,7 @@ NEWEST := .venv-newest
 CUDA := .venv-cuda
 DOCS := .venv-docs
 IGNORED_VULNERABILITIES := # their ids, each with its reason in a line here: what make audit leaves out
-.PHONY: install train test fast oldest newest cuda nightly everything lint audit constraints docs site clean
+.PHONY: install train test fast oldest newest cuda nightly layouts options runs everything lint audit constraints docs site clean
 
 install: $(VENV)/.installed
 
@@ -52,8 +52,19 @@ $(CUDA)/.installed: setup.cfg pyproject.toml
 	$(CUDA)/bin/python -m pip install --quiet --disable-pip-version-check 'torch===2.11.0' --editable '.[fla]'
 	touch $@
 
-nightly: install lint audit ## the tests that are not fast: about three hours on two cores
-	$(BIN)/python -m pytest $(AT_ONCE) -m 'slow or nightly'
+nightly: install lint audit layouts options runs ## the tests that are not fast: about three hours on two cores
+
+LAYOUTS := tests/parallel/test_parity.py
+OPTIONS := tests/hf/test_option_matrix.py tests/hf/test_option_matrix_written.py
+
+layouts: install ## every layout of the parity matrix against one device
+	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m 'slow or nightly' $(LAYOUTS)
+
+options: install ## every option of every family against transformers
+	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal -m 'slow or nightly' $(OPTIONS)
+
+runs: install ## the other tests of the night: killed runs, Slurm, sweeps, notebooks, ...
+	$(BIN)/python -m pytest $(AT_ONCE) -m 'slow or nightly' $(addprefix --ignore=,$(LAYOUTS) $(OPTIONS))
 
 # Each uses an environment of its own: machines can share them out.
 everything: oldest newest cuda site nightly ## the fast tests on both ends of the ranges, the fake GPU, the site, then all other tests

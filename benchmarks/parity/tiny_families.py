@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -99,7 +100,8 @@ Config = Callable[[], transformers.PreTrainedConfig]
 
 
 def _of(name: str, **options: Any) -> Config:
-    return lambda: getattr(transformers, name)(**(SIZES | options))
+    # A copy: a class may add to a rotation that other families have too.
+    return lambda: getattr(transformers, name)(**copy.deepcopy(SIZES | options))
 
 
 CASES: dict[str, Config] = {

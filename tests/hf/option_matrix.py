@@ -210,7 +210,7 @@ def imported(
         ours = Decoder(folder.section)
         load_folder(place, folder.section, ours.state_dict())
         off = distance(expected, ours.eval(), BOUND)
-        if base == []:
+        if base is not None and not base:
             base.append(Base(folder, expected, off))
         return "read", off
     except Exception as error:

@@ -52,7 +52,8 @@ $(CUDA)/.installed: setup.cfg pyproject.toml
 	$(CUDA)/bin/python -m pip install --quiet --disable-pip-version-check 'torch===2.11.0' --editable '.[fla]'
 	touch $@
 
-nightly: install lint audit layouts options runs ## the tests that are not fast: about three hours on two cores
+nightly: install lint audit ## the tests that are not fast: about three hours on two cores
+	$(MAKE) --keep-going layouts options runs
 
 LAYOUTS := tests/parallel/test_parity.py
 OPTIONS := tests/hf/test_option_matrix.py tests/hf/test_option_matrix_written.py

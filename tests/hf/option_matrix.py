@@ -113,6 +113,8 @@ def others(name: str, value: Any) -> list[Any]:
         return [not value]
     if name == "index_n_heads":  # with few heads scores are equal, and transformers takes any
         return [value + 1, value * 2]
+    if name == "linear_key_head_dim":  # a key of one channel is a sign, which rounding flips
+        return [0, value + 1, value * 2, value // 2]
     if isinstance(value, int):
         return [0, 1, value + 1, value * 2, value // 2]
     if isinstance(value, float):

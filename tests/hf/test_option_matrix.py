@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import option_matrix as matrix
+import option_matrix_written as written
 import pytest
 import transformers
 from tiny_families import CASES, SIZES
@@ -53,9 +54,9 @@ def test_what_was_read_as_two_models_is_read_as_one_or_refused(case: str, tmp_pa
 def test_what_was_written_as_another_model_is_refused(case: str, tmp_path: Path) -> None:
     family = folders.family_of(matrix.base_of(case)["model_type"])
     assert family is not None
-    sections = dict(matrix.sections(case, tmp_path / "base"))
+    sections = dict(written.sections(case, tmp_path / "base"))
     for change in ONCE_UNREADABLE[case]:
-        outcome, off = matrix.exported(sections[change], family, tmp_path / change)
+        outcome, off = written.exported(sections[change], family, tmp_path / change)
         assert outcome == "refused", (change, outcome, off)
 
 

@@ -32,7 +32,13 @@ def file_lines(library: Library, files: Iterable[tuple[str, str]]) -> dict[str, 
 
 def nodes_of(file: Path) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
     """Dotted keys set by a YAML file, each with the nodes of its name and value."""
-    yield from _walk(yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader), "")
+    yield from _walk(_parsed(file.read_text(encoding="utf-8")), "")
+
+
+@functools.lru_cache(maxsize=1024)  # the points of a sweep and the rules ask for the same files
+def _parsed(text: str) -> yaml.Node | None:
+    """The nodes of a YAML text, shared by all who ask: to be read alone."""
+    return yaml.compose(text, Loader=yaml.SafeLoader)
 
 
 def _walk(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:

@@ -220,6 +220,7 @@ def fact(key: str, name: str) -> Any:
     return next((f.metadata.get(name) for option, _, _, f in walk_options() if option == key), None)
 
 
+@functools.cache
 def dicts() -> dict[str, str]:
     """The dicts of one type of value, open to users, by key, with their help texts."""
     dict_options = ((key, f) for key, _, _, f in walk_options() if isinstance(default_of(f), dict))

@@ -20,11 +20,17 @@ def test_each_listed_test_exists() -> None:
 def test_what_is_measured_to_be_slow_is_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = ['["tests/a.py::slow", 3.5]', '["tests/a.py::quick", 0.1]', '["tests/tools/b.py::c", 9]']
+    rows = [
+        *('["tests/a.py::slow", 3.5]', '["tests/a.py::quick", 0.1]'),
+        *('["tests/a.py::cases[1]", 3.5]', '["tests/a.py::cases[2]", 2]'),
+        '["tests/tools/test_house.py::c", 9]',
+    ]
     measured, written = tmp_path / "rows.jsonl", tmp_path / "slow.txt"
     measured.write_text("\n".join(rows))
     written.write_text("tests/a.py::quick\ntests/c.py::measured_before\n")
     monkeypatch.setattr(slow_tests, "LIST", written)
     monkeypatch.setattr("sys.argv", ["slow_tests.py", str(measured)])
     slow_tests.main()
-    assert written.read_text() == "tests/a.py::slow\ntests/c.py::measured_before\n"
+    assert written.read_text() == (
+        "tests/a.py::cases[1]\ntests/a.py::slow\ntests/c.py::measured_before\n"
+    )

@@ -245,7 +245,7 @@ def _child(pid: int) -> int | None:
         try:
             if "forge.worker" in Path(f"/proc/{child}/cmdline").read_text():
                 return int(child)
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # ended since it was listed
             continue
     return None
 

@@ -37,7 +37,7 @@ def nodes_of(file: Path) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
 
 @functools.lru_cache(maxsize=1024)  # the points of a sweep and the rules ask for the same files
 def _parsed(text: str) -> yaml.Node | None:
-    """The nodes of a YAML text, shared by all who ask: to be read alone."""
+    """The root node of a YAML text. Callers share the nodes, and must not change them."""
     return yaml.compose(text, Loader=yaml.SafeLoader)
 
 

@@ -53,16 +53,12 @@ def sections(case: str, place: Path) -> Iterator[tuple[str, Section]]:
 
 def own_mixers(base: Section) -> Iterator[tuple[str, Section]]:
     """Options that only the mixers of other kinds of layers have, such as linear attention's."""
-    for kind, said in base.kinds.items():
+    for kind, stated in base.kinds.items():
         for name, value, field in options_of(base.of_kind(kind).mixer):
-            if name not in said.get("mixer", {}) or hasattr(base.mixer, name):
-                continue
-            for other in values_of(field, value):
+            is_own = name in stated.get("mixer", {}) and not hasattr(base.mixer, name)
+            for other in values_of(field, value) if is_own else ():
                 if other != value and (name, other) != ("gdn_key_head_dim", 1):  # as in `others`
-                    made = base.clone()
-                    made.thaw()
-                    made.kinds |= {kind: _mixed(said, {name: other})}
-                    yield f"{kind}.{name}={other!r}", made
+                    yield f"{kind}.{name}={other!r}", changed(base, {name: other}, "mixer")
 
 
 OF_ROTATIONS: dict[str, Any] = {
@@ -104,11 +100,15 @@ def values_of(field: Field[Any], value: Any) -> list[Any]:
 
 
 def changed(base: Section, values: dict[str, Any], part: str = "") -> Section:
-    """A copy with other options, of the model or of a section in it; kinds have them too."""
+    """A copy with other options of the model or of a section in it, and of the kinds of layers that
+    state them.
+    """
     made = base.clone()
     made.thaw()
+    section = getattr(made, part) if part else made
     for name, value in values.items():
-        setattr(getattr(made, part) if part else made, name, value)
+        if hasattr(section, name):
+            setattr(section, name, value)
     if part == "mixer":
         made.kinds = {kind: _mixed(each, values) for kind, each in made.kinds.items()}
     if not part:
